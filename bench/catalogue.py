@@ -14,8 +14,6 @@ from bench.rows import (
     groups,
     last_resource,
     ordered,
-    outbox_away,
-    outbox_drain,
     peers,
     process,
     put,
@@ -27,6 +25,6 @@ from bench.rows import (
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *tls.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *aio.ROWS,
-    *last_resource.ROWS, *outbox_away.ROWS, *outbox_drain.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS,
-    *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
+    *last_resource.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS,
+    *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

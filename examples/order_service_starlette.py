@@ -1,4 +1,4 @@
-"""An order service with Starlette and SQLite, on ``txmq.aio``: row and message, or neither, also with the broker away.
+"""An order service with Starlette and SQLite, on ``txmq.aio``: row and message, or neither.
 
 ::
 
@@ -7,8 +7,6 @@
     txmq broker &
     uvicorn --factory examples.order_service_starlette:create_app &
     curl --retry 5 --retry-connrefused -X PUT localhost:8000/orders/42 -d '{"customer": "ada"}'
-
-While the broker is away, messages wait in the database beside their rows (``outbox=True``), and orders are taken.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def create_app() -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        orders_db = LastResource("orders-db", connect=lambda: sqlite3.connect(database, timeout=30.0), outbox=True)
+        orders_db = LastResource("orders-db", connect=lambda: sqlite3.connect(database, timeout=30.0))
         async with await txmq.aio.connect(bootstrap, name="order-service") as client, client.producer() as producer:
             await client.topics.ensure("orders", partitions=4)
             await asyncio.to_thread(prepare, database, orders_db)

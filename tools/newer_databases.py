@@ -32,7 +32,6 @@ LEFT_OUT = ("perl", "libperl", "libgdbm", "libdb5", "libc-gconv")
 TESTS = (
     "tests/services/xa", "tests/services/binlog", "tests/services/consumer/test_offset_stores.py",
     "tests/services/consumer/test_consumers_with_stores.py", "tests/services/consumer/test_acks_in_transactions.py",
-    "tests/services/transaction/test_outbox.py", "tests/services/transaction/test_outbox_always.py",
     "tests/services/aio/test_databases.py", "tests/services/cli/test_resolver_once.py",
     "tests/services/programs/test_database_programs.py", "tests/services/programs/test_mariadb.py",
     "tests/services/programs/test_users_databases.py",

@@ -352,12 +352,6 @@ class TransactionConflictError(BrokerError):
     code, wire_name = 409, "transaction-conflict"
 
 
-class OutOfTurnError(BrokerError):
-    """The number is not the next of its outbox series, or another row has it; the text names the next one."""
-
-    code, wire_name = 409, "out-of-turn"
-
-
 class OtherTokenError(BrokerError):
     """The fencing token is not the successor of the newest one that the broker knows of the database: a copy has gone
     on, or one of the two was restored."""

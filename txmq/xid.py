@@ -13,7 +13,6 @@ from typing import NamedTuple
 XID_PART_BYTES_MAX = 64  # of a gtrid, and of a bqual
 FORMAT_ID_MAX = (1 << 31) - 1  # a long of X/Open's C interface; -1 stands for "no xid"
 FORMAT_ID = 0x74786D71  # "txmq"; marks our xids among those of other transaction managers
-NO_HOME = 0  # of a transaction whose owner knew no broker: its database knows the outcome
 _NUMBER = r"0|[1-9a-f][0-9a-f]"  # without leading zeros: an id has one form
 _BQUAL_TEXT = re.compile(r"[!-~]{0,64}").fullmatch
 _TEXT = re.compile(rf"([0-9a-f]{{16}})-([0-9a-f]{{16}})-({_NUMBER}{{0,11}})-({_NUMBER}{{0,15}})\Z")

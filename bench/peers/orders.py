@@ -1,9 +1,8 @@
 """A row and its message: what a service does for an order, until a reader in another process has the message.
 
-Four ways over the same database: txmq's last resource; the same with ``outbox="always"``; the row and an outbox row in
-one commit, which a relay brings into a peer (``relay.py``); and that commit alone, which has moved no message yet. The
-first three are measured until the last message has arrived, with everything running: service, database, broker, relay
-and reader.
+Three ways over the same database: txmq's last resource; the row and an outbox row in one commit, which a relay brings
+into a peer (``relay.py``); and that commit alone, which has moved no message yet. The first two are measured until the
+last message has arrived, with everything running: service, database, broker, relay and reader.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import txmq
 from bench.model import Measure
@@ -69,14 +67,12 @@ class Service:
 Make = Callable[[Database, ExitStack], Service]
 
 
-def last_resource(
-    peer: Peer, running: Running, database: Database, stack: ExitStack, outbox: Literal["always"] | None = None
-) -> Service:
-    """txmq: the row and its message in one transaction; or by way of the database, always."""
+def last_resource(peer: Peer, running: Running, database: Database, stack: ExitStack) -> Service:
+    """txmq: the row and its message in one transaction."""
     client = stack.enter_context(txmq.connect(running.address, timeout=60))
     producer = stack.enter_context(client.producer(timeout=60))
     last = LastCommit()
-    resource = LastResource("orders", connect=lambda: database.timed(last), outbox=outbox or False)
+    resource = LastResource("orders", connect=lambda: database.timed(last))
     resource.install(client)
     insert = database.sql(ORDER)
 

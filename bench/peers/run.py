@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from bench.model import Measure, NotMeasuredError, Result, Row, Surroundings
 from bench.peers import orders
@@ -28,7 +27,6 @@ ROUNDS = 5
 SECONDS, QUICK_SECONDS = 1.0, 0.3
 ORDERS, SYNCS = "orders", "syncs"
 LAST_RESOURCE, OUTBOX_ALONE = "orders-last-resource", "peer-orders-outbox-alone"
-LAST_RESOURCE_ALWAYS = "orders-last-resource-always"
 SYNC_UNITS = {"syncs": "per message", "syncs, tx": "per transaction"}
 WORK_NAMES = (*(work.name for work in WORKS), ORDERS, SYNCS)
 
@@ -165,16 +163,12 @@ def _order_rows(started: Peers, database: Database | str, pace: Pace) -> Iterato
     yield row(OUTBOX_ALONE, "row + outbox row in one commit, no message moved", orders.outbox_alone)
     if OWN in started.peers:
         yield row(LAST_RESOURCE, "txmq last resource", partial(_with_last_resource, started))
-        always = partial(_with_last_resource, started, outbox="always")
-        yield row(LAST_RESOURCE_ALWAYS, "txmq last resource, outbox always", always)
     for peer in started.peers:
         yield row(relay_name(peer), f"outbox and relay into {peer.title}", partial(_with_relay, started, peer))
 
 
-def _with_last_resource(
-    started: Peers, database: Database, stack: ExitStack, outbox: Literal["always"] | None = None
-) -> orders.Service:
-    return orders.last_resource(OWN, started.of(OWN), database, stack, outbox)
+def _with_last_resource(started: Peers, database: Database, stack: ExitStack) -> orders.Service:
+    return orders.last_resource(OWN, started.of(OWN), database, stack)
 
 
 def _with_relay(started: Peers, peer: Peer, database: Database, stack: ExitStack) -> orders.Service:

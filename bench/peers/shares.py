@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.model import Bound, Result, Row, Surroundings
 from bench.peers.catalogue import KAFKA_FLUSH, OWN
 from bench.peers.model import Peer
-from bench.peers.run import LAST_RESOURCE, LAST_RESOURCE_ALWAYS, OUTBOX_ALONE, relay_name, row_name
+from bench.peers.run import LAST_RESOURCE, OUTBOX_ALONE, relay_name, row_name
 from bench.peers.works import BY_TASKS, CALLERS, TRANSACTIONS
 
 _ONE, _ALL = "rate, 1 thr", f"rate, {CALLERS} thr"
@@ -47,14 +47,6 @@ _ORDERS = (
     Beside(
         "last resource beside outbox and relay, both running, into txmq", LAST_RESOURCE, relay_name(OWN),
         (Share(_ALL, 100), Share(f"p50, {CALLERS} thr", 10, at_least=False)),
-    ),
-    Beside(
-        "last resource, outbox always, beside row + outbox row in one commit", LAST_RESOURCE_ALWAYS, OUTBOX_ALONE,
-        (Share(_ONE, 60), Share(_ALL, 35), Share("CPU", 290, at_least=False)),
-    ),
-    Beside(
-        "last resource, outbox always, beside outbox and relay into txmq", LAST_RESOURCE_ALWAYS, relay_name(OWN),
-        (Share(_ALL, 100),),
     ),
 )  # fmt: skip
 

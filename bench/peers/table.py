@@ -10,14 +10,13 @@ from bench.model import Result
 from bench.page import Chart, Line
 from bench.peers.model import IN_FLIGHT, Peer
 from bench.peers.orders import CPU_PARTS
-from bench.peers.run import LAST_RESOURCE, LAST_RESOURCE_ALWAYS, ORDERS, OUTBOX_ALONE, SYNCS, relay_name, row_name
+from bench.peers.run import LAST_RESOURCE, ORDERS, OUTBOX_ALONE, SYNCS, relay_name, row_name
 from bench.peers.works import ALONE, BY_TASKS, CALLERS, DELIVERY, FLYING, TASKS, TRANSACTIONS
 from txmq.testing.bench.limits import busy
 from txmq.testing.bench.model import amount
 
 _ORDER_TITLES = {
     LAST_RESOURCE: "txmq, last resource",
-    LAST_RESOURCE_ALWAYS: "txmq, last resource, outbox always",
     OUTBOX_ALONE: "row + outbox row, no message moved",
 }
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import txmq
 from bench.model import Bound, Measure, Medians, Row, Surroundings
@@ -41,50 +41,41 @@ def broker_and_client(surroundings: Surroundings) -> Iterator[tuple[BrokerProces
 
 
 @contextmanager
-def _rates(surroundings: Surroundings, *, opened: Open, outbox: Literal["always"] | None = None) -> Iterator[Measure]:
+def _rates(surroundings: Surroundings, *, opened: Open) -> Iterator[Measure]:
     with (
         opened(surroundings.directory) as database, bare_steps(database, surroundings.directory) as steps,
         broker_and_client(surroundings) as (broker, client), client.producer() as producer,
     ):  # fmt: skip
-        resource = LastResource("orders", connect=database.connect, outbox=outbox or False)
+        resource = LastResource("orders", connect=database.connect)
         resource.install(client)
         work = row_and_message(producer, resource, database.sql(ORDER))
         pids = broker.pid, database.pid(), steps.pid
 
-        def settle() -> None:
-            """All that waited is with the broker: one more order of the same key is."""
-            work().wait_visible(ARRIVAL_S_MAX)
-
         def measure(count: int) -> dict[str, float]:
             others = {"outbox": lambda: row_and_outbox(database), "steps": steps.last_resource}
-            return beside(work, others, count, pids, None if outbox is None else settle)
+            return beside(work, others, count, pids)
 
         measure(WARM_UP)
         yield lambda: measure(surroundings.count(2000))
 
 
-def row_and_message(
-    producer: txmq.Producer, resource: LastResource | MySQLResource, insert: str
-) -> Callable[[], txmq.Transaction]:
+def row_and_message(producer: txmq.Producer, resource: LastResource | MySQLResource, insert: str) -> Callable[[], None]:
     """One transaction: a row and a message."""
 
-    def work() -> txmq.Transaction:
+    def work() -> None:
         with producer.transaction(resource) as tx:
             tx.connection(resource).cursor().execute(insert, (VALUE,))
             producer.send(TOPIC, VALUE, key=b"key")
-        return tx
 
     return work
 
 
 def beside(
-    work: Callable[[], object], others: dict[str, Make], count: int, pids: Sequence[int | None],
-    settle: Callable[[], None] | None = None,
-) -> dict[str, float]:  # fmt: skip
+    work: Callable[[], object], others: dict[str, Make], count: int, pids: Sequence[int | None]
+) -> dict[str, float]:
     """For 1 and 8 threads: rates of ``work`` and of the others, its share of the first of them, its latencies.
 
-    And the processor time of one transaction of each, in this process and in those of ``pids``. What ``settle`` takes
-    counts as if ``work`` took it.
+    And the processor time of one transaction of each, in this process and in those of ``pids``.
     """
     figures: dict[str, float] = {}
     for threads in THREADS:
@@ -96,10 +87,6 @@ def beside(
         before = _spent_s(pids)
         rate, taken = in_threads(lambda: work, threads, count)
         spread = latencies(taken)
-        if settle is not None:
-            began = time.perf_counter()
-            settle()
-            rate = count / (count / rate + time.perf_counter() - began)
         figures |= {
             f"share{suffix}": 100 * rate / next(iter(rates.values())),
             f"rate{suffix}": rate,
@@ -199,10 +186,6 @@ def _rows(suffix: str, name: str, opened: Open, shares: dict[int, float]) -> tup
         Row(
             f"last-resource{suffix}", f"last resource ({name}) against row + outbox row in one commit",
             partial(_rates, opened=opened), units_beside("outbox"), bounds, (SYNCED_ECHO,),
-        ),
-        Row(
-            f"last-resource-always{suffix}", f'the same with outbox="always" ({name}), until all messages are there',
-            partial(_rates, opened=opened, outbox="always"), units_beside("outbox"), bounds, (SYNCED_ECHO,),
         ),
         Row(
             f"visible{suffix}", f"from the commit of {name} to the message at a reader",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Literal
 
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.peers.catalogue import OWN
@@ -36,15 +35,13 @@ def _row(suffix: str, name: str, opened: Open) -> Row:
 
 
 @contextmanager
-def _last_resource_and_relay(
-    surroundings: Surroundings, outbox_of_own: Literal["always"] | None = None
-) -> Iterator[Measure]:
+def _last_resource_and_relay(surroundings: Surroundings) -> Iterator[Measure]:
     with (
         mariadb(surroundings.directory) as database, OWN.start(surroundings.directory) as running,
         ExitStack() as stack,
     ):  # fmt: skip
         pace = Pace(surroundings.count(10) / 10)
-        own = measured(last_resource(OWN, running, database, stack, outbox_of_own), pace)
+        own = measured(last_resource(OWN, running, database, stack), pace)
         relay = measured(outbox(OWN, running, database, stack), pace)
 
         def measure() -> dict[str, float]:
@@ -60,20 +57,15 @@ def _last_resource_and_relay(
 _RATE, _LATENCY = f"rate, {CALLERS} thr", f"p50, {CALLERS} thr"
 
 
-def _beside_relay(suffix: str, title: str, opened: Callable[..., AbstractContextManager[Measure]]) -> Row:
-    return Row(
-        f"last-resource{suffix}-relay", f"{title} (MariaDB) against outbox and relay, both running, until it is there",
-        opened,
+ROWS = (
+    Row(
+        "last-resource-relay", "last resource (MariaDB) against outbox and relay, both running, until it is there",
+        _last_resource_and_relay,
         {
             f"share of {_RATE}": "%", f"share of {_LATENCY}": "%", f"{_RATE}, own": "orders/s",
             f"{_RATE}, relay": "orders/s", f"{_LATENCY}, own": "ms", f"{_LATENCY}, relay": "ms",
         },
         (Bound(f"share of {_RATE}", 100, "%"), Bound(f"share of {_LATENCY}", 10, "%", at_least=False)), repeats=3,
-    )  # fmt: skip
-
-
-ROWS = (
-    _beside_relay("", "last resource", _last_resource_and_relay),
-    _beside_relay("-always", "last resource, outbox always", partial(_last_resource_and_relay, outbox_of_own="always")),
+    ),
     _row("", "SQLite", sqlite), _row("-mariadb", "MariaDB", mariadb),
 )  # fmt: skip

@@ -108,37 +108,6 @@ def _put_until_it_dies(broker: BrokerProcess, session: str, secret: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("point", "is_taken"), [("broker.outbox.taken", False), ("broker.outbox.taken>journal.sync.done", True)]
-)
-def test_outbox_row_whose_answer_died_is_placed_once(tmp_path: Path, point: str, is_taken: bool) -> None:
-    series = "5e" * 16
-    batch = bytes(encode([(b"key", b"value", (), 1_700_000_000_000)]))
-    body = b"t 0 %d keys=7\r\n" % len(batch) + batch
-    with BrokerProcess(tmp_path / "broker", settings=QUIET) as broker:
-        with txmq.connect(broker.address) as client:
-            client.topics.create("t")
-        broker.stop()
-        broker.start(env={"TXMQ_CRASH": f"{point}:1"})
-        for life in ("dies", "goes on"):
-            raw = RawClient(broker)
-            hello = raw.ask("hello 1 raw session=new")[1]
-            txid = "-".join(_json_text(hello, word) for word in ("cluster", "home", "session")) + "-1"
-            if life == "goes on":
-                rows = {"1": "row"} if is_taken else {}
-                assert json.loads(raw.ask(f"drained {series}")[1]) == {"last": int(is_taken), "rows": rows}
-            row = f"commit {txid} drained={series} number=1 row=row uuid={series}"
-            if life == "dies":
-                with pytest.raises(ConnectionError):
-                    raw.ask(row, body)
-                assert broker.wait(WAIT_S) == KILLED
-                broker.start(env={})
-            else:
-                assert [raw.ask(row, body) for _ in range(2)] == [(200, "t 0 0 1\n")] * 2
-                assert raw.ask("offset t 0 latest")[1].split()[2] == "1"
-            raw.close()
-
-
-@pytest.mark.parametrize(
     ("point", "is_taken"), [("broker.outbox.page_taken", False), ("broker.outbox.page_taken>journal.sync.done", True)]
 )
 def test_outbox_page_whose_answer_died_is_told_by_chain(tmp_path: Path, point: str, is_taken: bool) -> None:

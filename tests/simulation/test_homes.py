@@ -12,7 +12,6 @@ from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.homes.run import HOMES, SITUATIONS_OF_HOMES, simulate_homes
 from tools.simulation.run import Result
 from txmq.client.client import Client
-from txmq.client.transaction.last_resource.outboxing import Outboxing
 from txmq.registry.port import Leadership
 from txmq.registry.zookeeper.homes import HomeNodes
 
@@ -50,13 +49,6 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(HomeNodes, "announce", once)
     seed_that_catches(simulate_homes, ".", first=[8], then=MUTATED_SEEDS)
-
-
-def test_row_of_an_outbox_for_one_home_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block over several homes has a row for each."""
-    waiting = Outboxing.waiting
-    monkeypatch.setattr(Outboxing, "waiting", lambda outboxing, parts: waiting(outboxing, parts)[:1])
-    seed_that_catches(simulate_homes, "P2: a part of", first=[5], then=MUTATED_SEEDS)
 
 
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,18 +21,15 @@ from tools.simulation.run import simulate
 from tools.simulation.threads import required_task
 from txmq.aio import Transaction
 from txmq.broker.context import Context
-from txmq.broker.verbs import get, prepare_commit, turns
+from txmq.broker.verbs import get, turns
 from txmq.broker.verbs.access import changes
 from txmq.broker.verbs.access.changes import journal
-from txmq.broker.verbs.outbox import drained
 from txmq.redo import entries
 from txmq.runtime import workers
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
-OUTBOXED = (2, 3, 12, 25, 28, 39, 43, 68, 123, 148)  # where rows that somebody has read are kept back
 LOOPS = range(21, 51)  # in half of them something runs on a loop
-WITH_USERS = (3, 16, 153, 241, 254)
 Edits = tuple[tuple[str, str], ...]
 
 ANSWER_BEFORE_SYNC: Edits = (
@@ -75,8 +72,8 @@ def test_mutated_pipeline_is_caught(
     seed_that_catches(partial(simulate, sync=sync, endless=True), finding, first=[seed], then=SEEDS)
 
 
-def _caught(finding: str, *, first: int, then: Iterable[int] = SEEDS, outbox: bool = False) -> None:
-    seed_that_catches(partial(simulate, sync="always", outbox=outbox), finding, first=[first], then=then)
+def _caught(finding: str, *, first: int, then: Iterable[int] = SEEDS, users: bool = False) -> None:
+    seed_that_catches(partial(simulate, sync="always", users=users), finding, first=[first], then=then)
 
 
 def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,27 +81,9 @@ def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pyte
     _caught("was acknowledged, and then", first=1)
 
 
-def test_outbox_row_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "must_queue", lambda *_: False)
-    _caught("P7", first=1, outbox=True)
-
-
-def test_number_that_another_row_took_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drainer that was paused sends a row whose number went to a void."""
-    answer_again = drained._answer_again
-
-    def answer_any_row(context: Any, client: Any, opaque: bytes, series: Any, stated: Any) -> None:
-        taken = series.at(stated.number)
-        answer_again(context, client, opaque, series, stated if taken is None else stated._replace(row=taken.row))
-
-    monkeypatch.setattr(drained, "_answer_again", answer_any_row)
-    _caught("P6: number", first=3, then=(9, 13, 36, 41, 55, 104), outbox=True)
-
-
-def test_void_that_is_told_as_a_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    roll_back = prepare_commit.roll_back
-    monkeypatch.setattr(prepare_commit, "roll_back", lambda *words, is_void=False: roll_back(*words))
-    _caught("is in an outbox, and the broker says", first=2, then=OUTBOXED, outbox=True)
+    _caught("P7", first=1)
 
 
 async def _unshielded_end(self: Transaction, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -135,7 +114,7 @@ def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.Mon
             journal(context, kind, fields)
 
     monkeypatch.setattr(changes, "journal", forgetful)
-    _caught("U1", first=60, then=WITH_USERS)
+    _caught("U1", first=5, users=True)
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])

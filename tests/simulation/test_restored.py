@@ -1,4 +1,4 @@
-"""A broker that is restored from a copy, under services with an outbox: seeds, and mutations that are caught here."""
+"""A broker that is restored from a copy, under services with a database: seeds, and mutations that are caught here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.restored import SITUATIONS_OF_RESTORES, simulate_restored
 from tools.simulation.run import Result
 from txmq.broker.core import Core
-from txmq.xa.database.outbox_keys import HeldKeys
-from txmq.xa.database.outbox_series import OutboxSeries
-from txmq.xa.last_resource.drainer import Drainer
 
 WORLD, SEEDS, MUTATED_SEEDS = World(is_restored=True), 40, range(1, 41)
 MISSED_MAX = 2  # of so few seeds; ``python -m tools.simulation --restored --seeds 500`` must meet all
@@ -40,12 +37,6 @@ def test_history_of_a_restore_repeats() -> None:
     assert {digest_elsewhere(3, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_restored(3).digest}
 
 
-def test_drainer_that_does_not_stand_still_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drainer, "_require", lambda *_: None)
-    monkeypatch.setattr(Drainer, "_is_behind", property(lambda _: False, lambda *_: None), raising=False)
-    seed_that_catches(simulate_restored, "stopped: ", first=[4], then=MUTATED_SEEDS)
-
-
 def test_session_numbers_that_come_twice_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     begin: Callable[..., None] = Core.__init__
 
@@ -55,19 +46,3 @@ def test_session_numbers_that_come_twice_are_caught(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Core, "__init__", begin_with_one)
     seed_that_catches(simulate_restored, "was never sent", first=[1], then=MUTATED_SEEDS)
-
-
-def test_rows_that_overtake_parked_ones_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OutboxSeries, "_held", lambda *_: HeldKeys())
-    seed_that_catches(simulate_restored, "P7", first=[1], then=MUTATED_SEEDS)
-
-
-def test_parked_row_that_gives_up_its_number_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    park = OutboxSeries.park
-
-    def park_at_once(series: OutboxSeries, connection: Any, row: Any, reason: str) -> None:
-        park(series, connection, row, reason)
-        series.voided(connection, row)
-
-    monkeypatch.setattr(OutboxSeries, "park", park_at_once)
-    seed_that_catches(simulate_restored, "P", first=[1], then=MUTATED_SEEDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import inspect
 import re
@@ -53,29 +52,6 @@ def test_the_index_has_every_page_and_every_program() -> None:
     linked = {(index.parent / link[1]).resolve() for link in LINK.finditer(index.read_text("utf-8"))}
     there = {*PAGES, *(ROOT / "examples").glob("*.py")} - {index, ROOT / "README.md"}
     assert there - linked == set()
-
-
-def _calls(function: ast.AST, name: str) -> list[int]:
-    """The lines on which a function calls a method, or hands it on: ``to_thread(prepare)`` installs."""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.Attribute | ast.Name)]
-    return sorted(node.lineno for node in found if name == (node.attr if isinstance(node, ast.Attribute) else node.id))
-
-
-def test_examples_ensure_topics_before_they_install() -> None:
-    """A database with an outbox knows the topics that there are when it is installed."""
-    wrong, both = [], 0
-    for path in (ROOT / "examples").glob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            ensured, installed = (
-                _calls(function, "ensure"),
-                [*_calls(function, "install"), *_calls(function, "prepare")],
-            )
-            both += bool(ensured and installed)
-            wrong += [f"{path.name}: {function.name}"] * bool(ensured and installed and min(installed) < min(ensured))
-    assert both > 6
-    assert wrong == []
 
 
 def test_comments_cite_files_that_are_there() -> None:

@@ -51,7 +51,7 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     Transaction.connection: "resource",
     Transaction.ack: "message",
     LastResource: "name, connect, *, dialect=None, table='txmq_marker', allow_weak_durability=False, ignore_tables=(), "
-    "clock=None, random=None, outbox=False",
+    "clock=None, random=None",
     LastResource.install: "client=None, *, adopt=False",
     LastResource.using: "connection",
     MySQLResource: "name, connect, *, table='txmq_marker', marker=True, allow_weak_durability=False, ignore_tables=(), "

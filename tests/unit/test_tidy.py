@@ -66,7 +66,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
         frozenset({"sqlite3", "pathlib"}),
         "the spool is an SQLite file: ARCHITECTURE.md, Decisions",
     ),
-    "txmq/xa/database/sqlite_file.py": (frozenset({"os", "sqlite3"}), "who settles opens an application's SQLite file"),
+    "txmq/xa/database/sqlite_file.py": (frozenset({"sqlite3"}), "who settles opens an application's SQLite file"),
     "txmq/spark/audit/output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
     "txmq/spark/audit/follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
     "txmq/spark/audit/tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),

@@ -24,8 +24,6 @@ from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.homes.campaign import HomesCampaign
 from tools.crash.homes.cells import CELLS as HOMES_CELLS
 from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
-from tools.crash.outbox.campaign import OutboxCampaign
-from tools.crash.outbox.cells import CELLS as OUTBOX_CELLS
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
@@ -144,28 +142,8 @@ def _binlog(seed: int, arguments: argparse.Namespace) -> int:
     return _in_a_directory(play, f"--binlog --cycles {cycles} --check-every {check_every}", seed, arguments)
 
 
-def _outbox(seed: int, arguments: argparse.Namespace) -> int:
-    cycles = arguments.cycles
-
-    def play(directory: Path) -> list[str]:
-        campaign = OutboxCampaign(directory, seed, arguments.sync, _say)
-        campaign.settle_s_max, campaign.doors = arguments.settle_s, _doors(directory, arguments)
-        try:
-            report = campaign.run(cycles, arguments.check_every)
-        finally:
-            print(f"cells played: {len(campaign.cells)} of {len(OUTBOX_CELLS)}")
-            print(f"refused: {', '.join(f'{count} {why}' for why, count in campaign.refused.most_common())}")
-            print(f"left behind a cell: {campaign.waited_max} rows and transactions at most")
-            _write_json(arguments.json or directory / "report.json", seed, campaign.as_json())
-        _summary(report)
-        complaints = complaints_of(report, campaign.points if cycles >= campaign.cycles_for_all else ()).splitlines()
-        return [line for text in complaints for line in (text, *(f"    {clue}" for clue in campaign.clues(text)))]
-
-    return _in_a_directory(play, f"--outbox --cycles {cycles}", seed, arguments)
-
-
 _OF_THEIR_OWN: Final[Mapping[str, Callable[[int, argparse.Namespace], int]]] = {
-    "groups": _groups, "spark": _spark, "cluster": _cluster, "binlog": _binlog, "ordered": _ordered, "outbox": _outbox,
+    "groups": _groups, "spark": _spark, "cluster": _cluster, "binlog": _binlog, "ordered": _ordered,
 }  # fmt: skip
 
 

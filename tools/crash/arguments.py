@@ -30,8 +30,8 @@ what it says:
   STUCK                     exit 1: something that was waited for did not happen
 The directory of a campaign that did not keep a promise is kept: logs, histories, data of the brokers and databases.
 The same seed draws the same deaths; between them real processes run, so what was found may need several runs.
-tools/crash/README.md has more. --xa, --aio, --homes, --outbox, --binlog and --cluster need MariaDB; --homes, --spark
-and --cluster need Java.
+tools/crash/README.md has more. --xa, --aio, --homes, --binlog and --cluster need MariaDB; --homes, --spark and
+--cluster need Java.
 """
 
 
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     others.add_argument(
         "--json", type=Path, metavar="FILE",
-        help="write the report of --cluster, --binlog, --outbox there (default: report.json in the directory, if kept)",
+        help="write the report of --cluster and --binlog there (default: report.json in the directory, if kept)",
     )  # fmt: skip
     return found
 
@@ -73,7 +73,6 @@ def _add_campaigns(group: argparse._MutuallyExclusiveGroup) -> None:
         ("xa", "two MariaDB servers: XA and last resource; both databases die, too"),
         ("aio", "the same with txmq.aio and a SQLite file: 64 tasks, which are cancelled, too"),
         ("homes", "transactions over two homes, at each crash point"),
-        ("outbox", "last resources with an outbox: the broker is away, slow, unreachable, restored; everybody dies"),
         ("groups", "a consumer group whose members come, go, pause and die"),
         ("ordered", "an ordered producer through outages and kills"),
         (

@@ -186,7 +186,7 @@ def look(made: Node) -> None:
     "\n".join(line for _, line in tx_branches.lines(resources, hung, 0)).encode("utf-8")
     for outcome in ("committed", "rolled-back", "unknown"):
         "\n".join([*tx_branches.sql(hung, outcome), *tx_branches.next_steps("t", hung, outcome)]).encode("utf-8")
-    for item in ("topics", "offsets", "transactions", "resources", "outboxes", "chains"):
+    for item in ("topics", "offsets", "transactions", "resources", "chains"):
         client.ask("stats", item).text.encode("utf-8")
     json.loads(client.ask("stats", "json").body)
     for group in json.loads(client.ask("group", "list", "*", body=b"").body)["groups"]:

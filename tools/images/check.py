@@ -9,7 +9,6 @@ P2     each transaction is visible all or none, at the places of its outcome; of
 P4     messages of a decision are invisible until every branch has completed
 P5     what is prepared and not decided is still there, and invisible
 P6     the offset that a transaction saves is saved exactly when its messages are placed
-P6     a number of an outbox series is taken exactly when the transaction that took it is decided
 P6     the whole script asked again gets the answers it had got, and in the end every message of a put and of a
        committed transaction is there exactly once
 P5     a decision is kept as long as a branch at another home has not reported it, and a branch that is placed until
@@ -36,7 +35,7 @@ from txmq.testing.simulated.disk_model import Trace
 from txmq.xid import TxId
 
 from .node import SMALL, Answer, Client, Node, small_settings
-from .script import GROUP, OF_ANOTHER_HOME, QUERY, SERIES, UUID, Ask, Script
+from .script import GROUP, OF_ANOTHER_HOME, QUERY, UUID, Ask, Script
 
 SESSION = 1
 OTHER_HOME = 0xB
@@ -200,7 +199,6 @@ def check_recovered(script: Script, node: Node, told: Told) -> None:
     _check_batches(script, node)
     _check_homes(script, told, node.disk, node)
     _check_offset(script, node)
-    _check_numbers(script, node)
     _check_tokens(script, node, told)
     _check_chain(script, node)
     verdict = verify_log(node.disk)
@@ -295,20 +293,6 @@ def _check_homes(script: Script, told: Told, disk: SimDisk, node: Node) -> None:
     for ask in script.asks:
         if "homes" in ask.extensions and ask.opaque in told and ask.counter not in over:
             assert (SESSION, ask.counter) in state.decisions.incomplete, f"P5: decision {ask.counter} is forgotten"
-
-
-def _check_numbers(script: Script, node: Node) -> None:
-    """A number is taken exactly if its transaction is decided, and none is left out."""
-    session, series = node.state.sessions.get(SESSION), node.state.outboxes.series.get(SERIES)
-    decided = []
-    for counter, made in script.transactions.items():
-        waiting = node.state.transactions.get((SESSION, counter))
-        is_placed = session is not None and session.outcomes.get(counter) is not None
-        if made.number and (waiting is not None or is_placed):
-            decided.append((made.number, (f"row-{made.number}", SESSION, counter)))
-    taken = list(series.behind(0)) if series is not None else []
-    assert taken == decided, f"P6: taken {taken}, decided {decided}"
-    assert [number for number, _ in taken] == list(range(1, len(taken) + 1)), f"P6: numbers {taken}"
 
 
 def _check_tokens(script: Script, node: Node, told: Told) -> None:

@@ -22,7 +22,7 @@ from txmq.testing.simulated.clock import START_MS
 
 from .node import Node
 
-UUID, SERIES = "a" * 32, "5e" * 16
+UUID = "a" * 32
 GROUP = "g"
 QUERY = "q"
 OF_ANOTHER_HOME = ("of", "homes", "branch")
@@ -79,7 +79,6 @@ class Transaction:
     fate: Fate = "committed"
     offset: int = 0  # that it saves for the group, of partition 0 of topic a; 0 for none
     is_branch: bool = False  # of a transaction that another home decides
-    number: int = 0  # that it takes of the outbox series
     is_page: bool = False  # of an outbox
 
 
@@ -170,15 +169,6 @@ class Script:
         given: dict[str, int | None] = {"of": counter, **({"held": None} if held else {}), **self._saving(counter)}
         return self._ask("prepare", str(counter), "branch", extensions=given, body=self._saved(counter) + body,
                          counter=counter, once=True, topics=tuple(topic for topic, _ in places))  # fmt: skip
-
-    def drain(self, counter: int, number: int, *places: TopicPartition, waits: bool = False) -> Script:
-        """A row of an outbox takes a number; ``waits`` as of ``local``, but it is answered with its places only."""
-        body = self._parts(counter, places, 1, keys="7") if places else b""
-        self._transaction(counter, "committed").number = number
-        adds = () if waits else tuple(self.transactions[counter].parts)
-        words: dict[str, str | int] = {"drained": SERIES, "number": number, "row": f"row-{number}", "uuid": UUID}
-        return self._ask("commit", str(counter), extensions=words, body=body, counter=counter, adds=adds,
-                         topics=tuple(topic for topic, _ in places))  # fmt: skip
 
     def page(self, counter: int, after: int, *places: TopicPartition, waits: bool = False) -> Script:
         """A page of an outbox follows the one of transaction ``after``, 0 for none; ``waits`` as of ``local``."""

@@ -257,21 +257,6 @@ def over_homes_around_checkpoints(name: str) -> Script:
     return _report(script, 3).checkpoint().put("b").restart().put("b")
 
 
-def drained(name: str) -> Script:
-    """Rows of an outbox, with and without messages, alone and in one group; one waits behind what is prepared."""
-    script = Script(name).topic("a", partitions=2).topic("b").drain(1, 1, A, B).put("a").drain(2, 2).together()
-    script.drain(3, 3, A).drain(4, 4, B).put("b").apart().prepare(5, A).together()
-    script.drain(6, 5, A, A1, waits=True).commit(5).commit(6).apart()
-    return script.put("a").restart().drain(7, 6, B).put("b")
-
-
-def drained_around_checkpoints(name: str) -> Script:
-    """Numbers, and a row that waits for its place, go into checkpoints."""
-    script = Script(name).topic("a").topic("b").drain(1, 1, A).checkpoint().prepare(2, A, B).drain(3, 2, B, waits=True)
-    script.checkpoint().drain(4, 3).put("a").restart().checkpoint().commit(2).commit(3).drain(5, 4, A).checkpoint()
-    return script.restart().put("b").drain(6, 5, B).checkpoint()
-
-
 def tokens(name: str) -> Script:
     """A database's fencing tokens, alone and two in one group, over checkpoints and restarts."""
     script = Script(name).topic("a").draw(1).put("a").together().draw(2).draw(3).put("a").apart().restart().draw(4)
@@ -301,7 +286,7 @@ _WRITERS: tuple[Callable[[str], Script], ...] = (
     prepared_over_checkpoints, in_order, topics_come_and_go, journal_files, segments_roll, retention_deletes,
     retention_archives, retention_empties, synced_at_intervals, decided, decided_around_checkpoints, consumer_groups,
     batches_of_a_query, batches_around_checkpoints,
-    consumed_and_produced, consumed_around_checkpoints, over_homes, over_homes_around_checkpoints, drained,
-    drained_around_checkpoints, tokens, pages, everything,
+    consumed_and_produced, consumed_around_checkpoints, over_homes, over_homes_around_checkpoints, tokens, pages,
+    everything,
 )  # fmt: skip
 SCRIPTS: dict[str, Script] = {writer.__name__: writer(writer.__name__) for writer in _WRITERS}

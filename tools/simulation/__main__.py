@@ -1,7 +1,7 @@
-"""``python -m tools.simulation --seeds N [--seed S] [--homes 3 | --restored | --always]``: histories, one per seed.
+"""``python -m tools.simulation --seeds N [--seed S] [--homes 3 | --restored]``: histories, one per seed.
 
-See ``run``, ``homes.run`` for histories of several brokers, and ``restored`` for those of one that is restored. With
-``--always`` the blocks of real clients use the outbox always. ``--hash-check``: traces depend on the seed alone.
+See ``run``, ``homes.run`` for histories of several brokers, and ``restored`` for those of one that is restored.
+``--hash-check``: traces depend on the seed alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from .homes.run import SITUATIONS_OF_HOMES, simulate_homes
 from .restored import SITUATIONS_OF_RESTORES, simulate_restored
-from .run import Result, simulate, simulate_always
-from .world import SITUATIONS, SITUATIONS_OF_ALWAYS
+from .run import Result, simulate
+from .world import SITUATIONS
 
 PROCESSES = 2
 
@@ -29,13 +29,11 @@ class World(NamedTuple):
     Attributes:
         homes: brokers; more than one share a registry.
         is_restored: the broker is restored from a copy.
-        is_always: blocks of real clients use the outbox always.
         has_users: there are users in every world, else in some.
     """
 
     homes: int = 1
     is_restored: bool = False
-    is_always: bool = False
     has_users: bool = False
 
     @property
@@ -43,8 +41,6 @@ class World(NamedTuple):
         """Run one seed."""
         if self.is_restored:
             return simulate_restored
-        if self.is_always:
-            return simulate_always
         if self.homes == 1:
             return partial(simulate, users=self.has_users)
         return partial(simulate_homes, homes=self.homes, users=self.has_users)
@@ -54,15 +50,11 @@ class World(NamedTuple):
         """Those that are to be met."""
         if self.is_restored:
             return SITUATIONS_OF_RESTORES
-        if self.is_always:
-            return SITUATIONS_OF_ALWAYS
         return SITUATIONS if self.homes == 1 else SITUATIONS_OF_HOMES
 
     @property
     def options(self) -> list[str]:
         """Of the command line."""
-        if self.is_always:
-            return ["--always"]
         if self.is_restored:
             return ["--restored"]
         return [*(["--homes", str(self.homes)] if self.homes > 1 else []), *(["--users"] if self.has_users else [])]
@@ -113,14 +105,13 @@ def main() -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--homes", type=int, default=1, help="brokers that share a registry, if more than one")
     kinds.add_argument("--restored", action="store_true", help="the broker is restored from a copy of its directory")
-    kinds.add_argument("--always", action="store_true", help="the blocks of real clients use the outbox always")
     parser.add_argument("--users", action="store_true", help="users in every world, else in three of ten")
     parser.add_argument("--digest", action="store_true", help="print only the hash of the trace, of --seed or of each")
     parser.add_argument("--hash-check", action="store_true")
     options = parser.parse_args()
-    if options.users and (options.restored or options.always):
+    if options.users and options.restored:
         parser.error("--users goes with a lone broker, and with --homes")
-    world = World(options.homes, options.restored, options.always, options.users)
+    world = World(options.homes, options.restored, options.users)
     if options.seed is not None:
         result = world.play(options.seed)
         print(result.digest if options.digest else report(result, world))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from txmq.client.client import Client
@@ -28,9 +27,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.testing.simulated.clock import SimRandom
 from txmq.testing.simulated.xa_resource import SimulatedXAResource
-from txmq.xa.database.outbox_tables import row_id
 from txmq.xa.last_resource import proof
-from txmq.xa.last_resource.outbox import OutboxOptions
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
@@ -41,7 +38,6 @@ from .users import bootstrap, settler
 from .world import Violation
 
 RESOURCE = "orders-db"
-OUTBOX = OutboxOptions(away_after_ms=100, slow_after_ms=50)
 KEYS_FROM = 100  # the scripted clients' rows have smaller ones
 Resources = Sequence[LastResource | SimulatedXAResource]
 
@@ -69,8 +65,6 @@ class Program:
         self.host = Host(self._threads, f"{self.name}{self._lives}")
         if self.world.chance(0.4) and not self.shared.stopping:
             self.host.countdown = self.world.rng.randint(1, 80)
-        if self.shared.has_outbox and self.world.chance(0.5) and not self.shared.stopping:
-            self.host.stops_at = self.world.rng.randint(1, 4)
         self.host.on_death.append(self._died)
         self._set_out()
 
@@ -105,14 +99,7 @@ class Program:
     def resource(self) -> LastResource:
         """The database as this process sees it."""
         assert self.shared.rows is not None
-        return LastResource(
-            RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng),
-            outbox=self._outbox if self.shared.has_outbox else False,
-        )  # fmt: skip
-
-    @property
-    def _outbox(self) -> OutboxOptions:
-        return replace(OUTBOX, when="always") if self.world.uses_outbox_always else OUTBOX
+        return LastResource(RESOURCE, self.shared.rows.connect, clock=self.host, random=SimRandom(self.world.rng))
 
     def banks(self) -> list[SimulatedXAResource]:
         """The XA databases as this process sees them."""
@@ -213,10 +200,10 @@ class Application(Program):
         padding = b"." * self.world.rng.choice((10, 100, 700))
         return b"%b-%06d-%b" % (self.host.name.encode(), self._count, padding)
 
-    def _place(self, *, stays: bool = False) -> tuple[str, int | None]:
-        """A topic and perhaps a partition; of a topic that is never deleted, if it is to stay."""
+    def _place(self) -> tuple[str, int | None]:
+        """A topic and perhaps a partition."""
         rng, topics = self.world.rng, self.shared.history.topics
-        topic = rng.choice(sorted(name for name in topics if name != "temporary" or not stays))
+        topic = rng.choice(sorted(topics))
         return topic, rng.randrange(topics[topic]) if rng.random() < 0.7 else None
 
     # --- plain sends ---
@@ -280,9 +267,9 @@ class Application(Program):
             raise AbandonedError
 
     def _messages(self, _block: Block) -> Iterator[tuple[str, int | None, bytes]]:
-        """What a block sends; a row of an outbox whose topic is gone would wait for an operator, for ever."""
+        """What a block sends."""
         for _ in range(self.world.rng.randint(1, 4)):
-            yield (*self._place(stays=self.shared.has_outbox), self._value())
+            yield (*self._place(), self._value())
 
     def _row(self, block: Block, resource: LastResource, transaction: Transaction) -> None:
         connection = block.connection(resource)
@@ -331,14 +318,6 @@ class Application(Program):
         self.world.meet(f"real {kind} committed")
         if block.pending:
             self.world.meet("committed, broker to be told")
-        assert self.shared.rows is not None
-        marker = self.shared.rows.markers().get(transaction.txid) if self.shared.has_outbox else None
-        if marker == "enclosed":
-            self.world.meet("real messages rode in a commit")
-        if marker in ("outboxed", "enclosed"):
-            self.world.meet("real messages went into an outbox")
-            if row_id(transaction.txid, 1) in self.shared.rows.waiting():
-                self.world.meet("messages for several homes went into an outbox")
         for result, (place, values) in zip(block.results, transaction.parts, strict=True):
             if result.offset is not None:
                 transaction.placed[values[0]] = place, result.offset
@@ -383,11 +362,10 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
     proved: dict[str, tuple[proof.Step, str]] = {}
 
     def prove(
-        database: proof.Prover, txid: str, deadline_ms: int, proves_until_ms: int | None = None, *,
-        has_token: bool = True, waits: bool = True,
-    ) -> tuple[proof.Step, Exception | None]:  # fmt: skip
+        database: proof.Prover, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
+    ) -> tuple[proof.Step, Exception | None]:
         host = required_task().host
-        step, error = _prove(database, txid, deadline_ms, proves_until_ms, has_token=has_token, waits=waits)
+        step, error = _prove(database, txid, deadline_ms, has_token=has_token, waits=waits)
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
         if step not in (proof.Step.UNDECIDED, proof.Step.HELD):
             before, who = proved.setdefault(txid, (step, host.name))

@@ -439,8 +439,7 @@ class Client(Process):
             return (yield from self._tell(effect, transaction))
         yield self.world.rng.uniform(0.0, 0.005)
         if effect is LastResourceEffect.INSERT_MARKER:
-            slots = {(place, transaction.key) for place, _ in transaction.parts}
-            done = not database.outbox.holds(slots) and database.insert_marker(session, transaction.txid)
+            done = database.insert_marker(session, transaction.txid)
             return LastResourceEvent.MARKER_INSERTED if done else LastResourceEvent.MARKER_REFUSED
         if effect is LastResourceEffect.ROLL_BACK_DATABASE:
             database.roll_back(session)

@@ -61,7 +61,6 @@ class Shared:
     Attributes:
         brokers: all of them; ``broker`` is the first one.
         addresses: where real clients look for a broker.
-        has_outbox: the real clients' database keeps messages while the broker is away.
         user: as whom everybody logs in; empty: there are no users.
         tls: how real clients speak to brokers; None: in plaintext.
     """
@@ -75,7 +74,6 @@ class Shared:
     stopping: bool = False
     brokers: Sequence[Broker] = ()
     addresses: Sequence[tuple[str, int]] = (("broker", 8123),)
-    has_outbox: bool = False
     user: str = ""
     tls: ClientTls | None = None
 

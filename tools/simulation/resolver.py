@@ -49,7 +49,7 @@ class Resolver(Process):
             elif step is proof.Step.READ:
                 found = {
                     "committed": proof.Found.COMMITTED, "rolled-back": proof.Found.ROLLED_BACK,
-                    "outboxed": proof.Found.OUTBOXED, None: proof.Found.FAILED,
+                    None: proof.Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
                 found = yield from self._tell(step, txid)
@@ -57,8 +57,7 @@ class Resolver(Process):
 
     def _tell(self, step: proof.Step, txid: str) -> Generator[float | bytes, Reply, proof.Found]:
         is_commit, body = step is proof.Step.REPORT_COMMIT, b"" if step is proof.Step.REPORT_COMMIT else None
-        words: dict[str, str | int | None] = {"voided": None} if step is proof.Step.REPORT_VOID else {}
-        reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=body, extensions=words)
+        reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=body)
         if reply is None or reply[0] >= 500:
             return proof.Found.FAILED
         if reply[0] != 200:

@@ -1,18 +1,15 @@
-"""One seed of a broker that is restored from an older copy of its data directory, under services with an outbox.
+"""One seed of a broker that is restored from an older copy of its data directory, under services with a database.
 
 The copy is an image of the disk at one moment (C). Later (R) the broker dies, and what starts is the copy. Services go
-on meanwhile: through outages, which fill their outbox, and as drainers that die, or are stopped for a while. If broker
-and database do not agree then about what was drained, an operator numbers anew (``txmq outbox renumber``), some time
-after the restore; and if its newest fencing token is an older one, he adopts the database. What must hold at the end:
+on meanwhile, through outages. If the broker's newest fencing token is an older one then, an operator adopts the
+database, some time after the restore. What must hold at the end:
 
-    lost      of the transactions that the broker had placed at R, or prepared, unless their messages wait in the
-              outbox, those whose messages the copy does not have. Only these may have a row, and no messages. (A row
-              that was placed and is still there at R is deleted or sent again: its drainer may have the answer)
+    lost      of the transactions that the broker had placed at R, or prepared, those whose messages the copy does not
+              have. Only these may have a row, and no messages
     P1, P6    every other one that is committed is there, at the place that was told; what was rolled back is not
     P2, P6    whatever is there is whole, once, and its row is committed
     P7        in order per key, whatever is there
-    stopped   no drainer goes on with a broker that lacks a number which has left the outbox by then
-    P5        nothing is in doubt, and nothing waits
+    P5        nothing is in doubt
 
 A session or an offset that the copy does not have is given again by the restored broker: readers and plain producers
 are not in this world.
@@ -20,8 +17,8 @@ are not in this world.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from tools.images.node import Node
@@ -30,14 +27,10 @@ from txmq.client.client import Client
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import HeuristicError
-from txmq.testing.simulated.clock import SimRandom
 from txmq.testing.simulated.disk import SimDisk
 from txmq.testing.simulated.disk_model import Image
-from txmq.xa.database.fingerprint import StrangeServerError
-from txmq.xa.database.outbox_tables import OutboxTables
-from txmq.xa.fencing import Fence
-from txmq.xa.last_resource.drainer import Agreed, Drainer, DrainError
-from txmq.xa.last_resource.outbox import OutboxState
+from txmq.xa.broker_port import cluster_of
+from txmq.xa.fencing import Fence, StrangeServerError
 from txmq.xa.last_resource.resolving import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xid import TxId
@@ -46,26 +39,23 @@ from .application import Application, Program, ResolverProgram
 from .broker import Broker
 from .client import Steps
 from .history import Shared, Transaction
-from .outbox_programs import ParkingProgram
 from .promises import check_order, check_settled, check_transaction, visible_messages
-from .run import HEAL_S, Operator, Result, TracedLog, await_drained, await_ends, heal, inhabited, played
+from .run import HEAL_S, Operator, Result, TracedLog, await_ends, heal, inhabited, played
 from .stream import Network
-from .threads import Threads, pause, required_task
+from .threads import Threads, pause
 from .world import SITUATIONS, Simulation, Violation
 
 TOPICS = {"t0": 2, "t1": 1}
 SECONDS = 2.5
 COPIED_S, RESTORED_S = (0.1, 1.2), (1.3, 2.2)
-NUMBERED_S_MAX = 1.0  # behind the restore
+ADOPTED_S_MAX = 1.0  # behind the restore
 _IN_DOUBT = (TransactionState.PREPARED, TransactionState.PLACING)
 SITUATIONS_OF_RESTORES = frozenset(
     {
         "a transaction was lost with the restore", "the broker was told what it has lost",
-        "a drainer stood still behind a restore", "rows were numbered anew",
-        "real rows were kept back", "a real row's number went to a void",
         "a restored broker agreed with the database", "a database was adopted",
-        "the broker decided otherwise than a database", "a process was stopped while it drained",
-        "real messages went into an outbox", "broker killed", "power lost", "link lost", "real client died",
+        "the broker decided otherwise than a database",
+        "broker killed", "power lost", "link lost", "real client died",
     }
 )  # fmt: skip
 
@@ -77,13 +67,11 @@ class Restore:
     Attributes:
         copy: of the disk.
         lost: the disk that the copy took the place of.
-        waiting: rows of the outbox at R, and their numbers.
         contradicted: transactions of which the broker said that it has decided otherwise.
     """
 
     copy: Image | None = None
     lost: SimDisk | None = None
-    waiting: dict[str, int] = field(default_factory=dict)
     contradicted: set[str] = field(default_factory=set)
 
 
@@ -97,11 +85,6 @@ class _Log(TracedLog):
     def contradicted(self, txid: str, _text: str) -> None:
         self.world.meet("the broker decided otherwise than a database")
         self._restore.contradicted.add(txid)
-
-    def stopped(self, text: str) -> None:
-        if self._restore.lost is None:
-            super().stopped(text)
-        self.world.meet("a drainer stood still behind a restore")
 
 
 class _Founder(Operator):
@@ -138,8 +121,8 @@ class Service(Application):
             self._restore.contradicted.add(transaction.txid)
 
 
-class RenumberingProgram(Program):
-    """An operator after the restore: adopts the database, numbers anew (``txmq outbox renumber``), where need be."""
+class AdoptingProgram(Program):
+    """An operator after the restore: adopts the database, where need be."""
 
     ends_with_the_world = False
 
@@ -151,13 +134,12 @@ class RenumberingProgram(Program):
         """For ever."""
         resource, client = self.resource(), self.client()
         while True:
-            pause(self.world.rng.uniform(0.05, NUMBERED_S_MAX))
+            pause(self.world.rng.uniform(0.05, ADOPTED_S_MAX))
             # Database or broker are away.
-            with suppress(Exception), closing(resource.open_for_operator()) as database:
+            with suppress(Exception), closing(resource.open_for_resolver(cluster_of(client))) as database:
                 while True:
                     self._adopt(client, resource, database)
-                    self._look(Drainer(client, _state_of(resource), database.uuid, resource.name, self.host), database)
-                    pause(self.world.rng.uniform(0.05, NUMBERED_S_MAX))
+                    pause(self.world.rng.uniform(0.05, ADOPTED_S_MAX))
 
     def _adopt(self, client: Client, resource: LastResource, database: ResolvingConnection) -> None:
         if self._restore.lost is None:
@@ -166,62 +148,23 @@ class RenumberingProgram(Program):
         try:
             Fence(database, f"{home.session.home:016x}", home.control, resource.new_token).check()
         except StrangeServerError:
-            pause(self.world.rng.uniform(0.0, NUMBERED_S_MAX))
+            pause(self.world.rng.uniform(0.0, ADOPTED_S_MAX))
             resource.install(client, adopt=True)
             self.world.meet("a database was adopted")
-
-    def _look(self, drainer: Drainer, database: ResolvingConnection) -> None:
-        if self._restore.lost is None:
-            return
-        assert database.outbox is not None
-        try:
-            drainer.compare(database)
-        except DrainError as error:
-            self.world.trace(self.host.name, "finds", error)
-            pause(self.world.rng.uniform(0.0, NUMBERED_S_MAX))
-            series = f"{SimRandom(self.world.rng).bits(128):032x}"
-            if database.outbox.begin_series(database.connection, series, drainer.series):
-                self.world.meet("rows were numbered anew")
         else:
             self.world.meet("a restored broker agreed with the database")
-
-
-@contextmanager
-def _watched(shared: Shared) -> Iterator[None]:
-    """What drainers take for agreement is."""
-    compare = Drainer._compare
-
-    def watched(drainer: Drainer, database: ResolvingConnection, outbox: OutboxTables) -> Agreed:
-        assert shared.rows is not None
-        (series, given), numbers = shared.rows.series(), shared.rows.waiting().values()
-        agreed = compare(drainer, database, outbox)
-        left = [number for number in range(agreed.taken + 1, given + 1) if number not in numbers]
-        if left and not drainer._is_behind and shared.rows.series()[0] == series:
-            required_task().host.threads.failure = Violation(f"stopped: it took {agreed.taken} rows, {left} have left")
-        return agreed
-
-    Drainer._compare = watched  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        Drainer._compare = compare  # type: ignore[method-assign]
-
-
-def _state_of(resource: LastResource) -> OutboxState:
-    assert resource.outbox is not None
-    return resource.outbox
 
 
 def simulate_restored(seed: int) -> Result:
     """Run one seed."""
     situations = SITUATIONS_OF_RESTORES | SITUATIONS
-    return played(seed, Simulation(seed, sync="always", outbox=True, situations=situations), _simulate)
+    return played(seed, Simulation(seed, sync="always", situations=situations), _simulate)
 
 
 def _simulate(world: Simulation) -> None:
     threads, broker, restore = Threads(world), Broker(world), Restore()
     network, log = Network(broker), _Log(world, restore)
-    with inhabited(threads, [broker], network, log=log) as (shared, _), _watched(shared):
+    with inhabited(threads, [broker], network, log=log) as (shared, _):
         _live(shared, threads, restore)
         _check(shared, restore)
 
@@ -233,13 +176,11 @@ def _live(shared: Shared, threads: Threads, restore: Restore) -> None:
     world.run(30.0, until=lambda: bool(shared.history.topics))
     services = [Service(shared, threads, f"a{n}_", restore) for n in range(rng.randint(2, 3))]
     resolvers = [ResolverProgram(shared, threads, f"s{n}_") for n in range(rng.randint(1, 2))]
-    operators = [RenumberingProgram(shared, threads, "n0_", restore), ParkingProgram(shared, threads, "p0_")]
+    AdoptingProgram(shared, threads, "n0_", restore)
     _plan(shared, restore, [*services, *resolvers])
     world.run(SECONDS)
     heal(shared)
-    finite = [*services, *operators[1:]]
-    await_ends(world, finite)
-    await_drained(shared)
+    await_ends(world, services)
     world.run(HEAL_S)
 
 
@@ -270,10 +211,9 @@ def _restore(shared: Shared, restore: Restore) -> None:
     if broker.node is not None:
         broker.die()
     assert restore.copy is not None
-    assert shared.rows is not None
-    restore.lost, restore.waiting = broker.disk, shared.rows.waiting()
+    restore.lost = broker.disk
     broker.disk = SimDisk(shared.world.rng, image=restore.copy)
-    shared.world.trace("restored", len(restore.waiting))
+    shared.world.trace("restored")
 
 
 def _check(shared: Shared, restore: Restore) -> None:
@@ -309,7 +249,6 @@ def _lost(shared: Shared, restore: Restore) -> set[str]:
         one.txid
         for one in shared.history.transactions.values()
         for values in [[value for _, values in one.parts for value in values]]
-        if any(value in was_there for value in values)
-        or (TxId.parse(one.txid)[2:] in prepared and one.txid not in restore.waiting)
+        if any(value in was_there for value in values) or TxId.parse(one.txid)[2:] in prepared
         if not any(value in is_there for value in values)
     }

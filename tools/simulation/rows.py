@@ -177,17 +177,6 @@ class Rows:
         """The marker table; empty before anybody installed it."""
         return self._pairs("SELECT txid, outcome FROM txmq_marker")
 
-    def waiting(self) -> dict[str, int]:
-        """The rows of the outbox, and their numbers; 0 for none."""
-        return self._pairs("SELECT id, number FROM txmq_marker_outbox")
-
-    def series(self) -> tuple[str, int]:
-        """The outbox's numbering, and the highest number that was given."""
-        series: tuple[str, int] = self._outside.execute(
-            "SELECT series, number FROM txmq_marker_outbox_series"
-        ).fetchone()
-        return series
-
     def _pairs(self, query: str) -> dict[str, Any]:
         try:
             return dict(self._outside.execute(query).fetchall())

@@ -27,9 +27,9 @@ from txmq.log.history import NO_LIFE
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.simulated.clock import SimRandom
-from txmq.xa.last_resource import drainer, proof
+from txmq.xa.last_resource import proof
 
-from . import outbox, users
+from . import users
 from .acknowledged import TOPIC as ACKNOWLEDGED
 from .acknowledged import AcknowledgedReader
 from .application import Application, Program, ResolverProgram, watched_prove
@@ -46,22 +46,20 @@ from .loop_programs import LoopApplication
 from .loops import SimWorker, connect_by_loop
 from .members import GROUPS, OUTPUT, Consumption, Member
 from .ordered import OrderedProgram
-from .outbox_programs import ParkingProgram
 from .promises import Told, check_promises, visible_messages
 from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
 from .threads import Threads, installed, required_task
 from .tls_streams import SimTls
-from .world import SITUATIONS_OF_ALWAYS, Simulation, Violation
+from .world import Simulation, Violation
 
 SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
 HEAL_S = 5.0
 END_S = 25.0 + 2 * VISIBILITY_WAIT_S  # an ordered producer killed behind its look into the log may need another one
-_STREAM_AT_BYTES, _LEASE_MS = block._STREAM_AT_BYTES, drainer.LEASE_MS
+_STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
-NOT_DRAINED = "the outbox is not drained"  # what a drainer says if broker and database do not agree
 
 
 class Result(NamedTuple):
@@ -138,14 +136,9 @@ class Operator(Process):
             self.shared.check_row(value)
 
 
-def simulate(seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False, users: bool = False) -> Result:
+def simulate(seed: int, *, sync: str = "", endless: bool = False, users: bool = False) -> Result:
     """Run one seed; the others as of ``Simulation``."""
-    return played(seed, Simulation(seed, sync=sync, endless=endless, outbox=outbox, users=users), _simulate)
-
-
-def simulate_always(seed: int) -> Result:
-    """Run one seed in which the blocks of real clients use the outbox always."""
-    return played(seed, Simulation(seed, outbox=True, always=True, situations=SITUATIONS_OF_ALWAYS), _simulate)
+    return played(seed, Simulation(seed, sync=sync, endless=endless, users=users), _simulate)
 
 
 def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> Result:
@@ -187,19 +180,17 @@ def inhabited(
     with TemporaryDirectory(prefix="txmq", dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:  # noqa: PTH112
         rows = Rows(world, f"{folder}/orders.db")
         shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
-        shared.has_outbox = world.chance(0.5) or world.has_outbox
         shared.tls = SimTls(network) if world.has_tls else None
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared),
                  loop_stream.connect: connect_by_loop(network), workers.Worker: SimWorker}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
-        drainer.LEASE_MS = world.rng.choice((50, _LEASE_MS)) if shared.has_outbox else _LEASE_MS
         logging.configure("info", log or TracedLog(world))  # type: ignore[arg-type]
         try:
             with installed(threads, doors), users.quick_passwords():
                 yield shared, Told(Consumption(), Written(), Dealt(folder, world.chance(0.3)))
         finally:
-            block._STREAM_AT_BYTES, drainer.LEASE_MS = _STREAM_AT_BYTES, _LEASE_MS
+            block._STREAM_AT_BYTES = _STREAM_AT_BYTES
             rows.close()
 
 
@@ -216,8 +207,6 @@ class TracedLog:
         self.world.trace("log", fields["event"], txid[34:], error[:80])
         if fields["event"].startswith("heuristic"):
             self.contradicted(txid, text)
-        if NOT_DRAINED in error:
-            self.stopped(text)
 
     def flush(self) -> None:
         """Nothing is kept."""
@@ -225,10 +214,6 @@ class TracedLog:
     def contradicted(self, _txid: str, text: str) -> None:
         """The broker has decided otherwise than the database."""
         raise Violation(f"P3: {text}")
-
-    def stopped(self, text: str) -> None:
-        """A drainer stands still, as broker and database do not agree."""
-        raise Violation(f"P6: nobody was restored: {text}")
 
 
 def _live(shared: Shared, threads: Threads, told: Told) -> None:
@@ -240,7 +225,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
         topic = world.rng.choice(sorted(name for name in shared.history.topics if name != "temporary"))
         broker.feed = Load(shared, topic).feed
         world.run(ALONE_S if world.is_endless else world.rng.choice((0.0, ALONE_S)))
-    clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))] + outbox.population(shared, SECONDS)
+    clients = [Client(shared, f"c{n}") for n in range(world.rng.randint(0, 3))]
     resolvers = [Resolver(shared, f"r{n}") for n in range(world.rng.randint(1, 2))]
     members = [
         Member(shared, told.consumption, f"m{n}{group}", group)
@@ -263,7 +248,6 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
     if drivers:
         drivers.append(Driver(shared, told.written, "d9", batches_max=0))  # what was left is rolled back
         world.run(60.0, until=lambda: drivers[-1].is_over)
-    await_drained(shared)
     world.run(HEAL_S)
     assert resolvers
     assert broker.node
@@ -286,16 +270,6 @@ def await_ends(world: Simulation, finite: Sequence[Program | Process]) -> None:
             raise Violation(f"{one.name} has not come to its end {END_S:.0f} s after healing")
 
 
-def await_drained(shared: Shared) -> None:
-    """What waits in the real outbox leaves soon; rows of a process that has gone are looked for now and then."""
-    assert shared.rows is not None
-    until = shared.world.now + drainer.LOOK_EVERY_S + HEAL_S
-    while shared.rows.waiting():
-        if shared.world.now > until:
-            raise Violation(f"P5: in the outbox after healing: {sorted(shared.rows.waiting())}")
-        shared.world.run(0.5)
-
-
 def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
     """What runs txmq's real client."""
     dealt = told.dealt
@@ -305,7 +279,6 @@ def _programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
         (1, 2, lambda n: ResolverProgram(shared, threads, f"s{n}_")),
         (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", dealt)),
         (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
-        (int(shared.world.has_outbox), int(shared.has_outbox), lambda n: ParkingProgram(shared, threads, f"p{n}_")),
         (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", dealt.folder)),
     ]
     return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]

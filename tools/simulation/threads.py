@@ -30,7 +30,6 @@ _INSIDE = (  # modules that get simulated doors
     "txmq.client", "txmq.xa", "txmq.aio", "txmq.runtime.net", "txmq.runtime.loop_stream", "txmq.registry",
     "txmq.broker.shell",
 )  # fmt: skip
-DRAINER_POINTS = frozenset(f"client.outbox.{at}" for at in ("numbered", "sent", "answered", "deleted", "parked"))
 _PARK_S_MIN = 1e-6  # less is lost in the clock's rounding, and whoever waits for a deadline would wait for ever
 
 
@@ -120,7 +119,6 @@ class Host:
     Attributes:
         ahead_ms: of its wall clock.
         countdown: crash points until it dies by itself; 0 for never.
-        stops_at: those of a drainer until it is stopped for a while; 0 for never.
         on_death: what the system does with what it held.
     """
 
@@ -132,7 +130,7 @@ class Host:
         self.tasks: list[Task] = []
         self.on_death: list[Callable[[], None]] = []
         self.ahead_ms = self.world.rng.choice((0, 0, -600_000, 600_000))
-        self.countdown = self.stops_at = 0
+        self.countdown = 0
         all_threads.hosts.append(self)
 
     def start(self, name: str, run: Callable[[], None]) -> Task:
@@ -187,13 +185,6 @@ class Host:
                 self.world.meet("client died at a crash point")
                 self.kill()
                 raise Killed(name)
-        if self.stops_at and name in DRAINER_POINTS:
-            self.stops_at -= 1
-            if not self.stops_at:  # it stands still as long as a turn to drain may last, or longer; others go on
-                self.world.meet("a process was stopped while it drained")
-                self.pause()
-                self.world.after(self.world.rng.uniform(0.0, 1.5), self.go_on)
-                pause(_PARK_S_MIN)
         if self.world.chance(0.1) and required_task().may_park:
             pause(self.world.rng.uniform(0.0, 0.02))
 

@@ -2,7 +2,7 @@
 
 The operator ends anonymity before anything else happens. Scripted clients log in by certificate (``external``), in one
 request in front of the others; the real client and those who guess passwords do it by SCRAM. Resolvers have a user of
-their own, that may settle for every database (and drain its outbox), and resume, ask and settle nothing else.
+their own, that may settle for every database, and resume, ask and settle nothing else.
 
 What must hold: U1, a removed user is served nothing, through crashes; U2, nobody is who has not logged in.
 """
@@ -84,10 +84,6 @@ def end_anonymity(process: Process, choose: Callable[[], Broker | None] = lambda
     until = partial(_until, process, choose)
     yield from until("user", "add", SETTLER, {}, stated(SETTLER))
     yield from until("acl", "grant", SETTLER, {"may": "settle", "resource": "*"})
-    if shared.has_outbox:  # whoever resolves drains it, too
-        yield from until("acl", "grant", SETTLER, {"may": "install", "resource": "*"})
-        yield from until("acl", "grant", SETTLER, {"may": "write", "topic": "*"})
-        yield from until("acl", "grant", SETTLER, {"may": "read", "group": "*"})
     yield from _known_everywhere(shared)
 
 

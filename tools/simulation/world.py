@@ -30,7 +30,7 @@ SITUATIONS = frozenset(
         "real local committed", "real last resource committed", "real xa committed", "xa answer lost",
         "xa database died", "xa commit met the end of a session", "real block rolled back", "real outcome unknown",
         "real unknown resolved", "committed, broker to be told",
-        "real messages went into an outbox", "commit not awaited", "deadline passed before commit",
+        "commit not awaited", "deadline passed before commit",
         "real resolver committed", "real resolver rolled back", "two resolvers met", "outcome below the floor",
         "a thread waited for a lock", "deadline passed while prepared", "segments expired", "sync=interval recovered",
         "sync=never recovered", "checkpoint fell back", "bit flip refused", "bit flip refused to a reader",
@@ -42,10 +42,6 @@ SITUATIONS = frozenset(
         "a real consumer acknowledged in a transaction",
         "a member slept", "a partition was handed over", "a fenced save was refused", "an offset was saved",
         "a fenced ack rolled its transaction back", "an offset was saved by a transaction",
-        "messages went into an outbox", "a row was drained", "a drainer was paused", "a drainer was out of turn",
-        "a drained row has no answer", "a row waited for its place",
-        "a number was used up by a void", "a process was stopped while it drained", "real rows were kept back",
-        "a real row's number went to a void",
         "a task was cancelled", "a cancelled end committed",
         "a user was removed", "a removed user was refused", "a stranger was refused", "a handshake was completed",
         "a resolver fenced a branch of another user's",
@@ -53,8 +49,6 @@ SITUATIONS = frozenset(
         "bit flip written over by redo", "bit flip in the journal without effect",
     }
 )  # fmt: skip
-
-SITUATIONS_OF_ALWAYS = SITUATIONS | {"real messages rode in a commit"}
 
 
 class Violation(AssertionError):
@@ -67,20 +61,17 @@ class Simulation:
     Args:
         sync: the broker's setting; drawn if empty.
         endless: its queue is never empty; else drawn.
-        outbox: the databases have outboxes, and an operator who keeps rows back; else drawn.
-        always: the blocks of real clients use theirs always, not only while the broker is away.
         users: there are users; else drawn, apart, so that worlds without them are what they were.
         situations: those that may be met.
     """
 
     def __init__(
-        self, seed: int, *, sync: str = "", endless: bool = False, outbox: bool = False, always: bool = False,
-        users: bool = False, situations: frozenset[str] = SITUATIONS,
+        self, seed: int, *, sync: str = "", endless: bool = False, users: bool = False,
+        situations: frozenset[str] = SITUATIONS,
     ) -> None:  # fmt: skip
         self.has_users = users or random.Random(f"users {seed}").random() < _USERS
         self.has_tls = self.has_users and random.Random(f"tls {seed}").random() < _TLS
-        self.uses_outbox_always = always
-        self.sync, self.is_endless, self.has_outbox, self._situations = sync, endless, outbox, situations
+        self.sync, self.is_endless, self._situations = sync, endless, situations
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = SimClock()

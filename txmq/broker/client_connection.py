@@ -24,7 +24,6 @@ class ClientConnection:
         out: opaque and reply of each answer to be written, in that order.
         given_bytes: answers that were made for it in this turn of its connection.
         unanswered: opaque tokens of requests whose answer is still owed.
-        drained: how far each outbox series is taken, as far as it was told (``verbs/outbox/drained.py``).
         members: (group, member, its incarnation) of the consumers whose heartbeats come over it, and of some that are
             no more. ``members_bound``: with so many it is looked which are.
         user: the user that it has logged in as; empty: nobody.
@@ -42,9 +41,9 @@ class ClientConnection:
     """
 
     __slots__ = (
-        "address", "binding", "certificate", "certificates", "closing", "drained", "given_bytes", "gone", "held",
-        "login", "members", "members_bound", "name", "number", "out", "permissions", "ready", "session", "shell",
-        "txid_head", "unanswered", "user", "waiting",
+        "address", "binding", "certificate", "certificates", "closing", "given_bytes", "gone", "held", "login",
+        "members", "members_bound", "name", "number", "out", "permissions", "ready", "session", "shell", "txid_head",
+        "unanswered", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -56,7 +55,6 @@ class ClientConnection:
         self.unanswered: set[bytes] = set()
         self.members: set[tuple[str, str, str]] = set()
         self.members_bound = MEMBERS_OVER_MAX
-        self.drained: dict[str, int] = {}
         self.waiting: Request | None = None
         self.user = ""
         self.permissions: Permissions | None = None

@@ -63,7 +63,6 @@ class Counters:
     heuristics: int = 0
     shown_before_rows: int = 0
     checks: int = 0
-    drained: int = 0
     outbox_pages: int = 0
     logins: int = 0
     logins_failed: int = 0

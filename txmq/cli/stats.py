@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SYNCS = "binlog"
 _HELP = "stats binlog        one line a binlog sync: what is published, which reader does it\n"
 _SYNC = ("reader", "gtids", "rows", "rows_per_s", "delay_s", "published", "snapshot", "parked", "spool")
-LISTINGS = ("topics", "offsets", "transactions", "resources", "outboxes", "chains")
+LISTINGS = ("topics", "offsets", "transactions", "resources", "chains")
 
 
 def stats(

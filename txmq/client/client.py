@@ -414,17 +414,14 @@ class Client:
     def outcome(self, txid: TxId | str) -> Outcome:
         """The outcome of a transaction.
 
-        A database with an outbox, of which this client has had a transaction, is asked, too: what waits there is
-        committed. UNKNOWN if it is not decided, and if the broker has never seen it: a block that was rolled back
-        before its end sent nothing, and for all the broker knows a request of it may still be on its way. The extension
-        ``fence`` on the wire makes that final (docs/protocol.md, ``outcome``).
+        UNKNOWN if it is not decided, and if the broker has never seen it: a block that was rolled back before its end
+        sent nothing, and for all the broker knows a request of it may still be on its way. The extension ``fence`` on
+        the wire makes that final (docs/protocol.md, ``outcome``).
 
         Raises:
             FencedError: it ended so long ago, or in a session so long gone, that nothing is kept.
         """
-        if self.resolver is None:
-            return self.transactions.outcome(txid)
-        return self.resolver.outcome(str(txid), self.transactions.outcome)
+        return self.transactions.outcome(txid)
 
     def settle(self, *resources: LastResource | XAResource) -> None:
         """From now on, resolve in the background the transactions that dead owners left in doubt in these databases.
@@ -480,7 +477,7 @@ class Client:
     def exiting(self) -> None:
         """Before the connections end: wait a moment for the answers to commits that were written.
 
-        And for what waits in outboxes that blocks use always. Relays end, so that others need not wait for them.
+        Relays end, so that others need not wait for them.
         """
         with self._lock:
             relays, self._relays = self._relays, []
@@ -488,8 +485,6 @@ class Client:
             relay.ask_to_end()
         for relay in relays:
             relay.close()
-        if self.resolver is not None:
-            self.resolver.stop_drainers()
         self.routes.drain(self.clock.monotonic() + DRAIN_S)
 
     def forked(self) -> None:

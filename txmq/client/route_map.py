@@ -7,7 +7,6 @@ found out by ``hello``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from txmq.addresses import split_address
@@ -79,10 +78,6 @@ class RouteMap:
                     )
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RemoteProtocolError(f"not a map of topics: {error!r}") from None
-
-    def assume(self, topic: str, topic_id: int, homes: Sequence[int]) -> None:
-        """Go by what a database knows of a topic, unless a broker has told more."""
-        self._learn_topic(topic, _KnownTopic(topic_id, 0, tuple(homes)))
 
     def _learn_topic(self, name: str, told: _KnownTopic) -> None:
         known = self._topics.get(name)

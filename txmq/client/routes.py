@@ -302,11 +302,6 @@ class Routes:
         self._note_unled(self._map.homes_of(topic) or ())
         return answer
 
-    def assume(self, topic: str, topic_id: int, homes: Sequence[int]) -> None:
-        """Go by what a database knows of a topic's homes, unless a broker has told more."""
-        if homes:
-            self._map.assume(topic, topic_id, homes)
-
     def _note_unled(self, homes: Iterable[int]) -> None:
         """Homes that nobody leads are away, and not waited for long."""
         if self.sole is None:

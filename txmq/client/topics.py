@@ -1,13 +1,12 @@
 """``client.topics``: create, list, describe, alter and delete topics.
 
 ``Topics`` also keeps what senders and readers need of a topic (its id and number of partitions), for at most
-``METADATA_AGE_S_MAX`` seconds, and asks again if the broker answers that a topic is unknown. While the broker is away,
-a database with an outbox says what it knows of topics (``assume``).
+``METADATA_AGE_S_MAX`` seconds, and asks again if the broker answers that a topic is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
 
@@ -27,28 +26,19 @@ from txmq.model import RetentionPolicy, Storage, TopicConfig, is_valid_name
 from txmq.protocol.json_text import Fields, json_object
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
-from txmq.xa.database.outbox_topics import TopicSize
 
 METADATA_AGE_S_MAX = 30.0
-ASSUME_EVERY_S = 5.0
 
 FieldsList = list[Fields]
 Setting = int | str | bool | Storage | RetentionPolicy | None
 
 
 class Topics:
-    """``client.topics``. Thread safety: any thread.
-
-    Attributes:
-        changes: how often a topic was another one, or had another number of partitions, than was known before.
-    """
+    """``client.topics``. Thread safety: any thread."""
 
     def __init__(self, routes: Asking, clock: Clock, timeout: float) -> None:
         self._routes, self._clock, self._timeout = routes, clock, timeout
         self._known: dict[str, tuple[Topic, float]] = {}
-        self._sizes: dict[str, TopicSize] = {}  # as they were seen last
-        self.changes = 0
-        self._assumed_of, self._assume_at = "", float("-inf")
 
     def create(self, /, name: str, partitions: int = 1, **settings: Setting) -> TopicConfig:
         """Create a topic.
@@ -131,20 +121,6 @@ class Topics:
         body = self._routes.ask_any("topic", "list", "*", timeout=self._timeout)
         return map(_topic, json_object(body)["topics"])
 
-    def sizes(self) -> dict[str, TopicSize]:
-        """All topics, for a database that keeps the numbers of their partitions. Raises as ``list``."""
-        return {
-            topic.config.name: TopicSize(topic.topic_id, topic.config.partitions, self._homes_of(topic.config.name))
-            for topic in self._all()
-        }
-
-    def _homes_of(self, name: str) -> tuple[int, ...]:
-        if self._routes.is_lone:
-            return ()
-        with suppress(UnknownTopicError):  # it was deleted just now
-            self._routes.describe(name, self._timeout)
-        return tuple(self._routes.homes_of(name) or ())
-
     def ensure(self, /, name: str, partitions: int = 1, **settings: Setting) -> None:
         """Create a topic if it is missing; the settings are those of ``create``."""
         try:
@@ -174,40 +150,10 @@ class Topics:
             seconds = self._timeout if timeout is None else timeout
             answer = self._routes.describe(_checked(name), seconds)
         except (ConnectionLostError, RequestTimeoutError) as error:
-            hint = f"; {self._assumed_of}, which has an outbox, does not know it" if self._assumed_of else ""
-            raise BrokerAwayError(f"the broker did not describe topic {name}: {error}{hint}") from error
+            raise BrokerAwayError(f"the broker did not describe topic {name}: {error}") from error
         topic = _topic(answer["topics"][0])
-        self._learn(topic, () if self._routes.is_lone else self._routes.homes_of(name) or ())
+        self._known[topic.config.name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
         return topic
-
-    def _learn(self, topic: Topic, homes: Sequence[int]) -> None:
-        name = topic.config.name
-        before, size = self._sizes.get(name), TopicSize(topic.topic_id, topic.config.partitions, tuple(homes))
-        if before != size:
-            self._sizes[name] = size
-            self.changes += before is not None
-        self._known[name] = topic, self._clock.monotonic() + METADATA_AGE_S_MAX
-
-    def seen(self, name: str) -> TopicSize | None:
-        """How large a topic was when it was seen last; None if it never was."""
-        return self._sizes.get(name)
-
-    @property
-    def wants_to_assume(self) -> bool:
-        """Whether ``assume`` was not called lately."""
-        return self._clock.monotonic() >= self._assume_at
-
-    def assume(self, found: Mapping[str, TopicSize], resource: str) -> None:
-        """Go by what a database knows of topics, unless something newer was seen; the broker is away.
-
-        Args:
-            resource: the database's name.
-        """
-        self._assumed_of, self._assume_at = resource, self._clock.monotonic() + ASSUME_EVERY_S
-        for name, size in found.items():
-            newest = max(size, self._sizes.get(name, size))
-            self._routes.assume(name, newest.topic_id, newest.homes)
-            self._learn(Topic(newest.topic_id, TopicConfig(name, newest.partitions)), newest.homes)
 
     def forget(self, name: str) -> None:
         """Ask the broker the next time: what is known may be wrong."""

@@ -9,7 +9,6 @@ argument's place), raises ``LocalProtocolError`` and is not sent. The hot ``put`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from txmq.errors import LocalProtocolError, caused
 from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, NO_OPAQUE, GrammarError, parse_line
@@ -17,14 +16,6 @@ from txmq.protocol.grammar import LINE_SIZE_BYTES_MAX, NO_OPAQUE, GrammarError, 
 Buffer = bytes | bytearray | memoryview
 Word = str | int | bytes
 Stated = Mapping[str, str | int]  # extensions whose words are known to be sound
-
-
-class TransactionRequest(NamedTuple):
-    """One request of ``transaction_line``, with its body."""
-
-    head: str
-    fields: Stated
-    body: Sequence[Buffer] | None
 
 
 def request(

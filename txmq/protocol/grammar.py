@@ -119,12 +119,11 @@ _TABLE = (
     Verb(
         b"commit", ("txid",),
         {
-            b"delayable": "flag", b"heuristic": "text", b"homes": "text", b"drained": "hex32", b"number": "long",
-            b"row": "text", b"uuid": "hex32", b"floor": "long", b"outbox": "hex32", b"name": "text", b"after": "text",
-            **_STREAMED,
+            b"delayable": "flag", b"heuristic": "text", b"homes": "text", b"floor": "long", b"outbox": "hex32",
+            b"name": "text", b"after": "text", **_STREAMED,
         }, has_body=True, number_max=_STREAMED_MAX,
-        teaches="decide a local transaction, or settle a prepared one; drained: a row of a database's outbox; outbox: "
-        "a page of its rows, after the one before",
+        teaches="decide a local transaction, or settle a prepared one; outbox: a page of a database's outbox, after "
+        "the one before",
     ),
     Verb(
         b"decide", ("txid",), {b"branches": "number", b"homes": "text", b"floor": "long", **_STREAMED}, has_body=True,
@@ -139,9 +138,9 @@ _TABLE = (
     Verb(
         b"rollback", ("txid",),
         {
-            b"voided": "flag", b"heuristic": "text", b"floor": "long", b"hazard": "text", b"resource": "text",
-            b"uuid": "hex32", b"kind": "text",
-        }, teaches="roll a transaction back; voided: its rows are committed, its messages come from an outbox",
+            b"heuristic": "text", b"floor": "long", b"hazard": "text", b"resource": "text", b"uuid": "hex32",
+            b"kind": "text",
+        }, teaches="roll a transaction back",
     ),
     Verb(
         b"outcome", ("txid",),
@@ -157,10 +156,6 @@ _TABLE = (
         teaches="list transactions in doubt, oldest first",
     ),
     Verb(b"parts", ("txid",), {b"after": "number"}, teaches="the messages of a prepared transaction"),
-    Verb(
-        b"drained", ("series",), {b"from": "long"},
-        teaches="how far an outbox is drained: the last number, and the newest rows",
-    ),
     Verb(
         b"token", ("uuid", "token"), {b"after": "hex32", b"adopted": "flag"},
         teaches="the fencing token that was drawn in a database, after the one before",

@@ -118,11 +118,6 @@ _PREPARE_OF_BRANCH = re.compile(
     rb"prepare ([!-<>-~]{1,200}+) (branch) of=([!-~]{1,200}+) deadline=(0|[1-9][0-9]{0,19}+) "
     rb"(?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
-# The same of a row of an outbox, which comes with a page of others.
-_COMMIT_OF_ROW = re.compile(
-    rb"commit ([!-<>-~]{1,200}+) drained=([0-9a-f]{32}) number=(0|[1-9][0-9]{0,19}+) row=([!-~]{1,200}+) "
-    rb"uuid=([0-9a-f]{32}) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
-).match  # fmt: skip
 # And the prepare of a last-resource transaction, for which a locked row waits.
 _PLAIN_PREPARE = re.compile(
     rb"prepare ([!-<>-~]{1,200}+) ([!-<>-~]{1,200}+) resource=([!-~]{1,200}+) uuid=([0-9a-f]{32}) "
@@ -226,7 +221,6 @@ class RequestReader:
         behind = (
             self._plain_xa(chunk, position, found)
             or self._meant_put(chunk, position, found)
-            or self._row(chunk, position, found)
             or self._over_homes(chunk, position, found)
         )
         if behind:
@@ -280,22 +274,6 @@ class RequestReader:
         if end > len(chunk) or end - start > self._put_limit:
             return 0
         found.append((b"put", [topic, partition], {b"id": topic_id}, bytearray(chunk[start:end]), opaque))
-        return end
-
-    def _row(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
-        """Take the commit of an outbox's row that is whole; returns its end, 0 if there is none."""
-        match = _COMMIT_OF_ROW(chunk, position)
-        if match is None:
-            return 0
-        txid, series, number, row, uuid, floor, length, opaque = match.groups()
-        start = match.end()
-        end = start + int(length)
-        if end > len(chunk) or end - start > self._limit:
-            return 0
-        given = {b"drained": series, b"number": number, b"row": row, b"uuid": uuid}
-        if floor is not None:
-            given[b"floor"] = floor
-        found.append((b"commit", [txid], given, bytearray(chunk[start:end]), opaque))
         return end
 
     def _over_homes(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:

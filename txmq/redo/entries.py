@@ -47,12 +47,10 @@ Bodies::
     31 PLACE_AWAITED  as PREPARED: a transaction is decided, its messages wait for earlier transactions to be placed
     32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part, or an operator
                       has given that home up (fact)
-    33 DRAINED        JSON: a transaction has taken the next number of an outbox series, in the record of its decision
     34 USER           JSON: a user from now on: name, keys of the password, certificate; the first one with a secret
     35 USER_REMOVED   JSON
     36 GRANTED        JSON: everything that a user may do from now on
     37 QUOTA_SET      JSON: the limits of a user or of a topic from now on; none of them: no quota
-    38 VOIDED         as ROLLED_BACK: what was prepared is void, and the messages come in another way
     39 ACCESS         JSON: users, grants and quotas are those of the registry at a version; the cluster's secrets
     40 FENCED         JSON: a transaction that was not known takes no decision with a branch in one database any more
     41 MADE           JSON: a user has made something of which there may be so many: kind, name, how many it counts for
@@ -101,12 +99,10 @@ SESSIONS_AT_REST: Final = 29
 REGISTERED: Final = 30
 PLACE_AWAITED: Final = 31
 REPORTED: Final = 32
-DRAINED: Final = 33
 USER: Final = 34
 USER_REMOVED: Final = 35
 GRANTED: Final = 36
 QUOTA_SET: Final = 37
-VOIDED: Final = 38
 ACCESS: Final = 39
 FENCED: Final = 40
 MADE: Final = 41
@@ -122,10 +118,10 @@ NAMES: Final = {
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
-    REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", DRAINED: "drained",
-    USER: "user", USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", VOIDED: "voided",
-    ACCESS: "access", FENCED: "fenced", MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed",
-    TOKEN_DRAWN: "token-drawn", OUTBOX_CHAIN: "outbox-chain",
+    REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", USER: "user",
+    USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", ACCESS: "access", FENCED: "fenced",
+    MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed", TOKEN_DRAWN: "token-drawn",
+    OUTBOX_CHAIN: "outbox-chain",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -225,7 +221,7 @@ class BatchCommitted(NamedTuple):
 
 
 class RolledBack(NamedTuple):
-    """A transaction never happened, or was voided."""
+    """A transaction never happened."""
 
     session: int
     counter: int
@@ -269,12 +265,6 @@ def encode_completed(session: int, counter: int, uuid: str) -> bytes:
     """As ``json_entry`` makes it of a database's branch that has completed without a fact, in a fifth of its time."""
     text = f'{{"session": {session}, "counter": {counter}, "uuid": "{uuid}", "fact": null}}'
     return frame(COMPLETED, text.encode())
-
-
-def encode_drained(series: str, number: int, row: str, session: int, counter: int) -> bytes:
-    """As ``json_entry`` makes it of a row of an outbox, in a fifth of its time. Series and row are sound words."""
-    text = f'{{"series": "{series}", "number": {number}, "row": "{row}", "session": {session}, "counter": {counter}}}'
-    return frame(DRAINED, text.encode())
 
 
 def split(payload: Buffer) -> Iterator[tuple[int, int, memoryview]]:
@@ -432,13 +422,13 @@ def decode_batch_committed(body: Buffer) -> BatchCommitted:
     return BatchCommitted(tuple(transactions), bytes(rest[position:]))
 
 
-def encode_rolled_back(session: int, counter: int, floor: int, kind: int = ROLLED_BACK) -> bytes:
-    """A ROLLED_BACK entry, or a VOIDED."""
-    return frame(kind, _ROLLED_BACK.pack(session, counter, floor))
+def encode_rolled_back(session: int, counter: int, floor: int) -> bytes:
+    """A ROLLED_BACK entry."""
+    return frame(ROLLED_BACK, _ROLLED_BACK.pack(session, counter, floor))
 
 
 def decode_rolled_back(body: Buffer) -> RolledBack:
-    """The body of a ROLLED_BACK, or of a VOIDED."""
+    """The body of a ROLLED_BACK."""
     return RolledBack(*_fixed(ROLLED_BACK, _ROLLED_BACK, body))
 
 

@@ -191,7 +191,6 @@ _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
     entries.DECIDED: entries.decode_decided,
     entries.BATCH_COMMITTED: entries.decode_batch_committed,
     entries.ROLLED_BACK: entries.decode_rolled_back,
-    entries.VOIDED: entries.decode_rolled_back,
     entries.TOPIC_DELETED: entries.decode_topic_deleted,
     entries.LOG_START: entries.decode_log_start,
     entries.SESSION_ENDED: entries.decode_session_ended,

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from txmq.errors import FencedError, NeverIssuedError, TxmqError
-from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.json_text import json_object
 from txmq.runtime.ports import Buffer
-from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xid import TxId
 
 POLL_S = 0.5
@@ -57,19 +55,6 @@ class Control(Protocol):
     ) -> Answer:  # fmt: skip
         """Send a request."""
 
-    @property
-    def live(self) -> object | None:
-        """What stands for the connection that there is now: another one for each; None if there is none."""
-
-    def submit_transactions(
-        self, requests: Sequence[TransactionRequest], timeout: float, over: object = None
-    ) -> Sequence[Answer]:
-        """Send many requests of transactions together, unchecked (``commands.transaction_line``).
-
-        Args:
-            over: the connection that was ``live``; ConnectionLostError if it is another one by now.
-        """
-
 
 class Session(Protocol):
     """The client's session: the identity of its broker."""
@@ -83,30 +68,8 @@ class Session(Protocol):
         """Id of the broker's journal."""
 
     @property
-    def takes_voids(self) -> bool:
-        """Whether the broker knows ``rollback <txid> voided``."""
-
-    @property
     def fences_by_database(self) -> bool:
         """Whether the broker knows ``outcome <txid> fence uuid=``."""
-
-
-class NumberingSession(Session, Protocol):
-    """A session that gives ids to transactions."""
-
-    @property
-    def request_size_bytes_max(self) -> int:
-        """Largest body of a request."""
-
-    @property
-    def finished_through(self) -> int:
-        """The highest counter up to which all are finished."""
-
-    def next_txid(self) -> tuple[int, str]:
-        """A new id, as its counter and as text."""
-
-    def finished(self, counter: int) -> None:
-        """Let the broker drop the outcome."""
 
 
 class Stop(Protocol):
@@ -167,23 +130,12 @@ class RoutedClient(Client, Protocol):
         """Its homes."""
 
 
-class TopicSizes(Protocol):
-    """A client's topics, as a database keeps them."""
-
-    def sizes(self) -> Mapping[str, TopicSize]:
-        """All topics."""
-
-
 class InstallingClient(SessionOwner, Protocol):
     """A client, as a database is installed for its broker."""
 
     @property
     def routes(self) -> Homes:
         """Its homes."""
-
-    @property
-    def topics(self) -> TopicSizes:
-        """Its topics."""
 
 
 def home_of(homes: Homes, txid: str) -> Home:

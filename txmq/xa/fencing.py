@@ -57,15 +57,18 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from txmq.errors import OtherTokenError, UnavailableError
+from txmq.errors import ConfigError, OtherTokenError, UnavailableError
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Control
-from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.token_table import TokenRow
 
 DRAW_EVERY_S: Final = 60.0
 _TRIES_MAX: Final = 20  # looks at the row: each but the last one was outdated by another resolver
+
+
+class StrangeServerError(ConfigError):
+    """The database is not the one that goes on, but perhaps a copy: what is absent from it proves nothing."""
 
 
 class Step(enum.Enum):

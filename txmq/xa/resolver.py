@@ -11,7 +11,7 @@ wait, and is set aside until it answers (``Home.look``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from txmq.errors import ClosedError, FencedError, TransactionConflictError, TxmqError, UnknownTransactionError
 from txmq.runtime.logging import get_logger
@@ -32,7 +32,6 @@ from txmq.xa.last_resource.resource_resolver import LastResourceResolver
 from txmq.xa.reporter import Hanging
 from txmq.xa.two_phase.branch import XAResource
 from txmq.xa.two_phase.branch_resolver import BranchResolver
-from txmq.xid import TxId
 
 
 class Resolver:
@@ -124,18 +123,6 @@ class Resolver:
         self._report_hazards()
         return {txid for resource_resolver in list(self._resource_resolvers) for txid in resource_resolver.round()}
 
-    def is_outboxed(self, txid: str) -> bool | None:
-        """Whether a transaction's messages went to the outbox of one of the resources; None if one cannot be asked."""
-        cluster, is_known = f"{TxId.parse(txid).cluster:016x}", True
-        for resource in list(self._resources):
-            if isinstance(resource, LastResource):
-                try:
-                    if resource.is_outboxed(cluster, txid):
-                        return True
-                except Exception:  # noqa: BLE001  whatever a driver raises
-                    is_known = False
-        return False if is_known else None
-
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """Report a hazard in the next round, and again until the broker keeps it; then call ``on_reported``."""
         self._hazards.append((hazard, on_reported))
@@ -198,23 +185,8 @@ class Resolver:
         finally:
             self.close()
 
-    @property
-    def has_more(self) -> bool:
-        """Whether messages wait in an outbox that can be sent now."""
-        return any(isinstance(one, LastResourceResolver) and one.has_more for one in self._resource_resolvers)
-
-    def has_older(self, until_ms: Mapping[str, int]) -> bool:
-        """Whether messages can be sent that waited at some moment, by the name of the resource and its clock."""
-        return any(
-            isinstance(one, LastResourceResolver) and one.has_older(until_ms[one.resource.name])
-            for one in self._resource_resolvers
-        )
-
     def _delay_s(self) -> float:
-        known = self._resource_resolvers
-        if self.has_more:
-            return 0.0
-        return FAILED_POLL_S_MAX if any(one.has_failed for one in known) else POLL_S
+        return FAILED_POLL_S_MAX if any(one.has_failed for one in self._resource_resolvers) else POLL_S
 
     def close(self) -> None:
         """Remove the markers of this process's finished transactions, and close the connections to the databases."""

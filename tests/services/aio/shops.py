@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import txmq
 import txmq.aio
@@ -37,9 +37,9 @@ class Shop(ABC):
         self.opened: list[Any] = []
         self.resource = self.new_resource()
 
-    def new_resource(self, *, outbox: bool | Literal["always"] = False) -> LastResource:
+    def new_resource(self) -> LastResource:
         """The same database, as a resource that has not been used."""
-        return LastResource("shop", connect=self.connect, outbox=outbox)
+        return LastResource("shop", connect=self.connect)
 
     def connect(self) -> Any:
         """What the application gives as ``connect=``."""

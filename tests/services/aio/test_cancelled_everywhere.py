@@ -1,4 +1,4 @@
-"""Cancellation at every await where features meet: with outboxes, lent connections, savepoints, and acks in MySQL."""
+"""Cancellation at every await where features meet: with lent connections, savepoints, and acks in MySQL."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.cancelled import cancelled_at
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.database_programs import chosen_program
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa import LastResource, MySQLResource
-from txmq.xa.last_resource.outbox import OutboxOptions
+from txmq.xa import MySQLResource
 
 from .shops import MariaDBShop, Service, Shop, SQLiteShop, on_loop, serving
 
@@ -59,23 +58,6 @@ async def _caught(work: Awaitable[None]) -> asyncio.CancelledError | None:
     except asyncio.CancelledError as error:
         return error
     return None
-
-
-@pytest.mark.parametrize("when", ["away", "always"])
-def test_block_with_outbox_leaves_row_and_message_or_neither(broker: BrokerProcess, shop: Shop, when: Any) -> None:
-    async def work() -> None:
-        options = OutboxOptions(when=when, away_after_ms=200 if when == "away" else 2000)
-        shop.resource = LastResource("shop", connect=shop.connect, outbox=options)
-        async with serving(broker, shop, "outbox") as service:
-            await service.order(b"before")
-            if when == "away":
-                await asyncio.to_thread(broker.kill)
-            done = await _cancelled_everywhere(service, lambda: service.producer.transaction(shop.resource))
-            if when == "away":
-                await asyncio.to_thread(broker.start)
-            assert set(await service.check()) == done | {b"before"}
-
-    on_loop(work)
 
 
 def _lent(shop: Shop) -> Any:

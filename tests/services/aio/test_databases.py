@@ -357,43 +357,6 @@ def test_loop_that_shuts_down_leaves_no_order_torn(shared_broker: BrokerProcess,
     on_loop(check)
 
 
-def test_outbox_takes_the_messages_while_the_broker_is_away(broker: BrokerProcess, shop: Shop) -> None:
-    async def work() -> None:
-        shop.resource = shop.new_resource(outbox=True)
-        async with serving(broker, shop, "outbox") as service:
-            await service.order(b"before")
-            await asyncio.to_thread(broker.kill)
-            orders = await asyncio.gather(*(service.order(b"%d" % number) for number in range(8)))
-            assert {tx.outcome for tx in orders} == {txmq.Outcome.COMMITTED}
-            assert await orders[0].pending == ("broker",)
-            await asyncio.to_thread(broker.start)
-            for tx in orders:
-                await tx.wait_visible(timeout=30.0)
-            assert len(await service.check()) == 9
-
-    on_loop(work)
-
-
-def test_outbox_that_is_always_used_waits_for_no_broker(broker: BrokerProcess, shop: Shop) -> None:
-    """Tasks at once, also while the broker is away; each message once."""
-
-    async def work() -> None:
-        shop.resource = shop.new_resource(outbox="always")
-        async with serving(broker, shop, "always") as service:
-            orders = await asyncio.gather(*(service.order(b"%d" % number) for number in range(8)))
-            assert await orders[0].pending == ("broker",)
-            await orders[0].wait_visible(timeout=30.0)
-            await asyncio.to_thread(broker.kill)
-            orders += await asyncio.gather(*(service.order(b"away-%d" % number) for number in range(8)))
-            assert {tx.outcome for tx in orders} == {txmq.Outcome.COMMITTED}
-            await asyncio.to_thread(broker.start)
-            for tx in orders:
-                await tx.wait_visible(timeout=30.0)
-            assert len(await service.check()) == 16
-
-    on_loop(work)
-
-
 def test_two_mariadb_databases_commit_by_two_phases(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
     async def work() -> None:
         two = TwoShops(mariadb)

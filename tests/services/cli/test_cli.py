@@ -271,7 +271,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     held = [{"topic": "orders", "partition": number, "start": 0, "end": 0, "bytes": 0} for number in (0, 1)]
     assert as_json(broker, "stats", "offsets") == held
     assert json.loads(ok(broker, "stats", "json")).keys() == {
-        "broker", "transactions", "resources", "topics", "offsets", "outboxes", "chains", "config"
+        "broker", "transactions", "resources", "topics", "offsets", "chains", "config"
     }  # fmt: skip
     assert as_json(broker, "stats", "resources") == []
     of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))

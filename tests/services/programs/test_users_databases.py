@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +18,12 @@ from txmq import Outcome, RolledBackError, Xid
 from txmq.addresses import TlsFiles
 from txmq.binlog.event_json import read_event
 from txmq.client.admin.users import Users
-from txmq.client.transaction.background_resolver import resolver_of
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa import LastResource, XACode
-from txmq.xa.last_resource.outbox import OutboxOptions
+from txmq.xa import XACode
 from txmq.xa.resolver import Resolver
 
 PASSWORD = "pencil"
@@ -179,25 +176,6 @@ def test_binlog_is_published_and_applied_under_a_user(guarded: Guarded, binlog: 
     applied = fork_server.run([*command, "apply", "--config", str(config), "--until-end"], timeout=WAIT_S)
     assert applied.returncode == 0, applied.stderr
     assert binlog.execute("SELECT id, v FROM copy_shop.orders ORDER BY id") == [(1, "a"), (2, "b")]
-
-
-def test_outbox_is_drained_when_the_broker_returns(guarded: Guarded, tmp_path: Path) -> None:
-    path = tmp_path / "shop.db"
-    resource = LastResource(
-        "shop", connect=lambda: sqlite3.connect(path, check_same_thread=False),
-        outbox=OutboxOptions(away_after_ms=200),
-    )  # fmt: skip
-    guarded.install(resource)
-    guarded.grant(may="write", topic="orders")
-    with txmq.connect(guarded.of("shop")) as client, client.producer() as producer:
-        resolver_of(client).add(resource)
-        guarded.broker.kill()
-        with producer.transaction(resource) as tx:
-            tx.send("orders", b"one", key=b"k")
-        assert tx.pending
-        guarded.broker.start()
-        eventually(lambda: guarded.values() == [b"one"], "the outbox is drained", WAIT_S)
-    assert guarded.refused() == 0
 
 
 def test_half_message_is_checked_under_a_user(guarded: Guarded) -> None:

@@ -61,7 +61,7 @@ def test_server_that_prepares_nothing_is_sent_packets(shop: MySQLShop) -> None:
 def test_what_the_server_has_forgotten_goes_in_a_packet(shop: MySQLShop) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
-    (name,) = idle(shop).compounds.names.values()
+    name = idle(shop).compound.name
     with shop.producer.transaction(shop.resource) as tx:
         shop.insert(tx, b"b")
         tx.connection(shop.resource).cursor().execute(f"DEALLOCATE PREPARE {name}")

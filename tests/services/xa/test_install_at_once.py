@@ -30,14 +30,14 @@ def install_together(connect: Callable[[], Any], table: str, client: txmq.Client
     ready = Barrier(WORKERS)
 
     def install(_: int) -> str | None:
-        resource = LastResource("shop", connect=connect, table=table, outbox=True)
+        resource = LastResource("shop", connect=connect, table=table)
         ready.wait()
         resource.install(client)
         return resource.uuid
 
     with ThreadPoolExecutor(WORKERS) as threads:
         (uuid,) = set(threads.map(install, range(WORKERS)))
-    resource = LastResource("shop", connect=connect, table=table, outbox=True)
+    resource = LastResource("shop", connect=connect, table=table)
     with client.producer().transaction(resource) as tx:
         tx.send("orders", b"x")
     resource.close()

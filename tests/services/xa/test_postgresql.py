@@ -1,4 +1,4 @@
-"""A last resource on a real PostgreSQL, with and without its outbox; the server is killed."""
+"""A last resource on a real PostgreSQL; the server is killed."""
 
 # ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
 
@@ -39,7 +39,7 @@ class Shop:
         self.run("INSERT INTO sold VALUES (0)")
         self.client = txmq.connect(broker.address, timeout=5.0)
         self.client.topics.create("orders")
-        self.resource = LastResource("shop", connect=self.connect, outbox=True)
+        self.resource = LastResource("shop", connect=self.connect)
         self.resource.install(self.client)
         self.order()
 
@@ -55,10 +55,9 @@ class Shop:
             ((found,),) = connection.execute(f"SELECT {of}").fetchall()
         return int(found)
 
-    def order(self, lent: psycopg.Connection | None = None) -> txmq.Transaction:
+    def order(self) -> txmq.Transaction:
         """A row and a message, with the row's number."""
-        resource = self.resource if lent is None else self.resource.using(lent)
-        with self.client.producer().transaction(resource, timeout=PATIENT_S) as tx:
+        with self.client.producer().transaction(self.resource, timeout=PATIENT_S) as tx:
             connection = tx.connection(self.resource)
             connection.execute("UPDATE sold SET pieces = pieces + 1")
             ((pieces,),) = connection.execute("SELECT pieces FROM sold").fetchall()
@@ -70,10 +69,9 @@ class Shop:
         return [int(message.value or b"") for message in self.client.browse("orders")]
 
     def check(self) -> None:
-        """Rows are messages, each once, in their order; nothing waits."""
+        """Rows are messages, each once, in their order."""
         sold = self.count("pieces FROM sold")
         eventually(lambda: self.values() == list(range(1, sold + 1)), "every message is visible, once")
-        eventually(lambda: not self.count("COUNT(*) FROM txmq_marker_outbox"), "the outbox is empty")
         eventually(lambda: not list(self.client.transactions.list(state="in-doubt")), "nothing is in doubt")
 
 
@@ -90,17 +88,6 @@ def crash(server: PostgreSQL) -> None:
     server.restart()
 
 
-def test_orders_are_taken_and_drained(shop: Shop) -> None:
-    assert shop.order().results[0].offset == 1
-    shop.broker.kill()
-    taken = [shop.order() for _ in range(3)]
-    assert [tx.pending for tx in taken] == [("broker",)] * 3
-    shop.broker.start()
-    taken[-1].wait_visible(PATIENT_S)
-    assert shop.client.outcome(taken[-1].txid) is Outcome.COMMITTED
-    shop.check()
-
-
 @pytest.mark.parametrize(("moment", "sold"), [("prepared", 1), ("db_committed", 2)])
 def test_killed_server_leaves_rows_and_messages_or_neither(shop: Shop, moment: str, sold: int) -> None:
     with at_moment(f"client.tx.{moment}", lambda: crash(shop.server)):
@@ -112,39 +99,6 @@ def test_killed_server_leaves_rows_and_messages_or_neither(shop: Shop, moment: s
     assert shop.count("pieces FROM sold") == sold
     shop.check()
     shop.order()
-
-
-@pytest.mark.parametrize(("moment", "sold"), [("filled", 1), ("committed", 2)])
-def test_killed_server_keeps_outbox_and_rows_together(shop: Shop, moment: str, sold: int) -> None:
-    shop.broker.kill()
-    with at_moment(f"client.outbox.{moment}", lambda: crash(shop.server)):
-        if sold == 2:
-            shop.order()
-        else:
-            with pytest.raises(RolledBackError):
-                shop.order()
-    assert shop.count("COUNT(*) FROM txmq_marker_outbox") == sold - 1
-    shop.order()
-    shop.broker.start()
-    shop.check()
-
-
-def test_own_connections_are_set_to_read_committed(shop: Shop) -> None:
-    """Whatever the database's default is; a caller's own at a snapshot is refused by name."""
-    shop.run("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'")
-    try:
-        resource = LastResource("shop", connect=shop.connect, outbox=True)
-        with shop.client.producer().transaction(resource) as tx:
-            ((level,),) = tx.connection(resource).execute("SHOW transaction_isolation").fetchall()
-        assert level == "read committed"
-        resource.close()
-        with shop.connect() as snapshots, pytest.raises(ConfigError, match="REPEATABLE READ"):
-            shop.order(snapshots)
-    finally:
-        shop.run("ALTER ROLE postgres RESET default_transaction_isolation")
-    with shop.connect() as current:
-        shop.order(current)
-    shop.check()
 
 
 @pytest.mark.parametrize("statement", ["SET LOCAL synchronous_commit TO off", "SET synchronous_commit TO off"])
@@ -170,10 +124,10 @@ def test_body_cannot_make_commit_one_that_crash_takes_back(shop: Shop, statement
 def test_weak_durability_that_was_accepted_stays(shop: Shop) -> None:
     shop.run("ALTER ROLE postgres SET synchronous_commit = off")
     try:
-        resource = LastResource("shop", connect=shop.connect, outbox=True)
+        resource = LastResource("shop", connect=shop.connect)
         with pytest.raises(ConfigError, match="synchronous_commit = off"):
             shop.client.producer().transaction(resource).begin()
-        weak = LastResource("shop", connect=shop.connect, outbox=True, allow_weak_durability=True)
+        weak = LastResource("shop", connect=shop.connect, allow_weak_durability=True)
         with shop.client.producer().transaction(weak) as tx:
             tx.send("orders", b"1")
         assert tx.outcome is Outcome.COMMITTED
@@ -233,25 +187,6 @@ def test_driver_that_counts_by_itself_tells_hazard(shop: Shop, fails: bool) -> N
     resource.close()
 
 
-def snapshots(shop: Shop) -> psycopg.Connection:
-    """A connection as psycopg's own setting, Django's and SQLAlchemy's make it: the level goes with each BEGIN."""
-    connection = shop.connect()
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    return connection
-
-
-def test_isolation_that_driver_puts_into_begin_is_seen(shop: Shop) -> None:
-    resource = LastResource("shop", connect=lambda: snapshots(shop), outbox=True)
-    for _ in range(2):
-        with shop.client.producer().transaction(resource) as tx:
-            ((level,),) = tx.connection(resource).execute("SHOW transaction_isolation").fetchall()
-        assert level == "read committed"
-    resource.close()
-    with snapshots(shop) as lent, pytest.raises(ConfigError, match="REPEATABLE READ"):
-        shop.order(lent)
-    shop.check()
-
-
 def settings_of(connection: psycopg.Connection) -> dict[str, str]:
     """What was set for the session: behind pgbouncer, for whichever client has it next."""
     found = connection.execute("SELECT name, setting FROM pg_settings WHERE source = 'session'").fetchall()
@@ -264,13 +199,12 @@ def test_nothing_that_is_set_outlives_its_transaction(shop: Shop) -> None:
     try:
         connections = [shop.connect() for _ in range(3)]
         unused = iter(connections)
-        resource = LastResource("shop", connect=lambda: next(unused), outbox=True)
+        resource = LastResource("shop", connect=lambda: next(unused))
         resource.install(shop.client)
         connections[0] = shop.connect()  # that one is closed
         with shop.client.producer().transaction(resource) as tx:
             tx.connection(resource).execute("SELECT 1")
         database = resource.open_for_resolver(cluster_of(shop.client))
-        assert not database.is_outboxed("1")
         with own_transaction(database.connection, database.table.dialect):
             shown = [database.connection.execute(f"SHOW {name}").fetchone() for name in RESOLVING]
         assert shown == [("1s",), ("read committed",)]
@@ -288,7 +222,7 @@ def test_standby_is_refused(shop: Shop) -> None:
     shop.server.kill()
     shop.server.start(is_standby=True)
     try:
-        resource = LastResource("shop", connect=shop.connect, outbox=True)
+        resource = LastResource("shop", connect=shop.connect)
         with pytest.raises(ConfigError, match=r"read-only|recovery"):
             shop.client.producer().transaction(resource).begin()
     finally:
@@ -320,7 +254,7 @@ def test_server_ends_owner_that_stands_still_behind_its_marker(shop: Shop) -> No
         opened.append(shop.connect())
         return opened[-1]
 
-    resource = LastResource("shop", connect=connect, outbox=True)
+    resource = LastResource("shop", connect=connect)
     with (
         crash_at("client.tx.prepared"),
         pytest.raises(SimulatedCrash),

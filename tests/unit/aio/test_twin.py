@@ -46,9 +46,7 @@ INTERNAL = {
     "Outbox": {"add_relay", "remove_relay", "tables"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
     "Relay": {"ask_to_end", "forked", "has_ended"},
-    "Topics": {
-        "all_known", "assume", "forget", "held", "known", "owned", "refresh", "seen", "sizes", "wants_to_assume",
-    },
+    "Topics": {"all_known", "forget", "held", "known", "owned", "refresh"},
     "Groups": {"change_deferred"},
     "Transaction": {"add", "attach", "begin", "enter_context", "leave_contexts", "require_use", "txid_or_none"},
     "Transactions": set[str](),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import sqlite3
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -16,8 +15,6 @@ from txmq.cli.main import app
 from txmq.errors import ConfigError
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource, MySQLResource
-from txmq.xa.database.dialects import SQLITE
-from txmq.xa.database.fingerprint import fingerprint
 
 
 def _write(tmp_path: Path, text: str) -> Path:
@@ -94,7 +91,7 @@ def test_a_good_file_names_the_broker_and_the_resources(tmp_path: Path) -> None:
 def test_a_resource_takes_every_option_that_its_class_takes(tmp_path: Path) -> None:
     for kind, made in (("last-resource", LastResource), ("mysql-xa", MySQLResource)):
         lines = {"dialect": "'mysql'", "table": "'other'", "marker": "false", "allow_weak_durability": "true"}
-        lines |= {"ignore_tables": "['log', 'shop.log']", "outbox": "true"}
+        lines |= {"ignore_tables": "['log', 'shop.log']"}
         options = set(inspect.signature(made).parameters) - {"name", "connect", "clock", "random"}
         assert options <= lines.keys(), "an option without a line in this test"
         text = "".join(f"{name} = {lines[name]}\n" for name in sorted(options))
@@ -103,7 +100,6 @@ def test_a_resource_takes_every_option_that_its_class_takes(tmp_path: Path) -> N
         demands = resource.installation._demands
         assert (demands.allow_weak_durability, demands.ignore_tables) == (True, ["log", "shop.log"])
         assert getattr(resource, "has_marker", False) is False
-        assert (getattr(resource, "outbox", None) is not None) == (kind == "last-resource")
 
 
 def test_transaction_in_doubt_names_what_its_resource_needs() -> None:
@@ -134,19 +130,13 @@ def _adopt(tmp_path: Path, *words: str, stdin: str = "") -> tuple[int, str]:
     return found.exit_code, f"{found.output} {found.exception}"
 
 
-def test_adopt_makes_the_file_that_is_there_the_known_one(tmp_path: Path, home: SimulatedBroker) -> None:
-    """A new inode at the old path, as a restore leaves it. The file does not say that there is an outbox, too."""
-    path = tmp_path / "shop.db"
-    LastResource("shop", connect=lambda: sqlite3.connect(path), outbox=True).install()
-    shutil.copy(path, tmp_path / "copy.db")
-    (tmp_path / "copy.db").rename(path)
-    assert _known(path) != _found(path)
+def test_adopt_makes_the_file_that_is_there_the_one(tmp_path: Path, home: SimulatedBroker) -> None:
+    LastResource("shop", connect=lambda: sqlite3.connect(tmp_path / "shop.db")).install()
     assert _adopt(tmp_path, stdin="n\n")[0] == 1
-    assert _known(path) != _found(path)
+    assert home.tokens == {}
     status, said = _adopt(tmp_path, "shop", "--yes")
     assert (status, "adopted: shop" in said) == (0, True), said
-    assert _known(path) == _found(path)
-    with closing(sqlite3.connect(path)) as database:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         assert database.execute("SELECT drawn FROM txmq_marker_token").fetchall() == [(*home.tokens.values(),)]
 
 
@@ -178,13 +168,3 @@ def _table(tmp_path: Path, name: str) -> str:
 
 def test_the_resolver_asks_for_its_file() -> None:
     assert "--config FILE is missing" in str(CliRunner().invoke(app, ["resolver"]).exception)
-
-
-def _known(path: Path) -> object:
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute("SELECT fingerprint FROM txmq_marker_server").fetchone()[0]
-
-
-def _found(path: Path) -> str:
-    with closing(sqlite3.connect(path)) as database:
-        return fingerprint(database, SQLITE)

@@ -31,7 +31,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def connect(mode: str, tmp_path: Path) -> Connect:
     def opened() -> sqlite3.Connection:
-        return sqlite3.connect(tmp_path / "shop.db", **MODES[mode])
+        opened: sqlite3.Connection = sqlite3.connect(tmp_path / "shop.db", **MODES[mode])
+        return opened
 
     connection = opened()
     Outbox().install(connection)

@@ -294,10 +294,6 @@ COMMIT_OF_HOMES = (
     b"homes=0123456789abcdef-0000000000000001-1-1,0123456789abcdef-0000000000000002-1-1 %b4 A1\r\nbody"
 )
 PLAIN_COMMIT = b"commit 0123456789abcdef-fedcba9876543210-1-1 %b4 A1\r\nbody"
-COMMIT_OF_ROW = (
-    b"commit 0123456789abcdef-fedcba9876543210-1-1 drained=5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e5e number=17 row=a-1 "
-    b"uuid=00112233445566778899aabbccddeeff %b4 A1\r\nbody"
-)
 DELAYABLE = b"commit 0123456789abcdef-fedcba9876543210-1-1 delayable %b4 A1\r\nbody"
 PREPARE_OF_BRANCH = (
     b"prepare 0123456789abcdef-fedcba9876543210-1-1 branch of=0123456789abcdef-0000000000000001-1-1 "
@@ -314,7 +310,6 @@ PREPARE_OF_BRANCH = (
         PLAIN_COMPLETE,
         PLAIN_COMMIT,
         DELAYABLE,
-        COMMIT_OF_ROW,
         COMMIT_OF_HOMES,
         PREPARE_OF_BRANCH,
     ],
@@ -335,7 +330,7 @@ def test_short_way_of_request_gives_what_table_gives(
             *(
                 p % b"floor=7 "
                 for p in (
-                    PLAIN_PREPARE, PLAIN_DECIDE, DELAYABLE, COMMIT_OF_ROW, COMMIT_OF_HOMES, PREPARE_OF_BRANCH,
+                    PLAIN_PREPARE, PLAIN_DECIDE, DELAYABLE, COMMIT_OF_HOMES, PREPARE_OF_BRANCH,
                 )
             ),
             PLAIN_COMPLETE,

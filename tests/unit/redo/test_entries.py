@@ -62,16 +62,12 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     )
     rolled_back = entries.encode_rolled_back(1, 2, 3)
     assert entries.decode_rolled_back(_only(rolled_back, entries.ROLLED_BACK)) == RolledBack(1, 2, 3)
-    voided = entries.encode_rolled_back(1, U64, 3, entries.VOIDED)
-    assert entries.decode_rolled_back(_only(voided, entries.VOIDED)) == RolledBack(1, U64, 3)
     assert entries.decode_topic_deleted(_only(entries.encode_topic_deleted(U32), entries.TOPIC_DELETED)) == U32
     log_start = entries.encode_log_start(1, 2, U64)
     assert entries.decode_log_start(_only(log_start, entries.LOG_START)) == LogStart(1, 2, U64)
     assert entries.decode_session_ended(_only(entries.encode_session_ended(U64), entries.SESSION_ENDED)) == U64
     completed = {"session": 1, "counter": U64, "uuid": "ab" * 16, "fact": None}
     assert entries.encode_completed(1, U64, "ab" * 16) == entries.json_entry(entries.COMPLETED, completed)
-    drained = {"series": "5e" * 16, "number": U64, "row": "a-1", "session": 1, "counter": U64}
-    assert entries.encode_drained("5e" * 16, U64, "a-1", 1, U64) == entries.json_entry(entries.DRAINED, drained)
     for kind in (entries.SESSION, entries.TOPIC, entries.STARTED, entries.QUERY_OPENED, entries.EPOCH_DRAWN):
         assert bytes(_only(entries.json_entry(kind, {"a": "\u00e9"}), kind)).decode() == '{"a": "\u00e9"}'
 
@@ -79,10 +75,8 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
 def test_the_layout_is_the_documented_one() -> None:
     assert entries.run_header(1, 2, 3, 4, 5, 6, 7, 8) == struct.pack("<BBHIIIQQQQq", 1, 0, 0, 56, 1, 2, 3, 4, 5, 6, 7)
     assert entries.encode_rolled_back(1, 2, 3) == struct.pack("<BBHIQQQ", 5, 0, 0, 24, 1, 2, 3)
-    assert entries.encode_rolled_back(1, 2, 3, entries.VOIDED) == struct.pack("<BBHIQQQ", 38, 0, 0, 24, 1, 2, 3)
     assert entries.encode_place_awaited(1, 2, b"{}") == struct.pack("<BBHIQQ2s", 31, 0, 0, 18, 1, 2, b"{}")
     assert entries.json_entry(entries.REPORTED, {}) == struct.pack("<BBHI2s", 32, 0, 0, 2, b"{}")
-    assert entries.json_entry(entries.DRAINED, {}) == struct.pack("<BBHI2s", 33, 0, 0, 2, b"{}")
     of_users = (entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET)
     for number, kind in enumerate(of_users, 34):
         assert entries.json_entry(kind, {}) == struct.pack("<BBHI2s", number, 0, 0, 2, b"{}")

@@ -70,10 +70,6 @@ class LastResourceFixture:
         """The same database as another process sees it."""
         return LastResource(NAME, connect=self.connect)
 
-    def install_outbox(self) -> None:
-        """The tables of an outbox, and the known server."""
-        LastResource(NAME, connect=self.connect, outbox=True).install(self.home)
-
     def connect(self) -> Connection:
         """What the application gives as ``connect=``."""
         connection = sqlite3.connect(self.path, factory=Connection, **self.options)
@@ -157,7 +153,6 @@ class Quiet:
     def __init__(self) -> None:
         self.wakes = 0
         self.resources: list[LastResource] = []
-        self.drains: list[LastResource] = []
         self.hazards: list[tuple[Hazard, Callable[[], None]]] = []
 
     def add(self, resource: LastResource) -> None:
@@ -167,13 +162,6 @@ class Quiet:
     def wake(self) -> None:
         """See ``BackgroundResolver``."""
         self.wakes += 1
-
-    def stop_drainers(self) -> None:
-        """See ``BackgroundResolver``."""
-
-    def drain(self, resource: LastResource) -> None:
-        """See ``BackgroundResolver``."""
-        self.drains.append(resource)
 
     def tell(self, commits: Any) -> None:
         """See ``BackgroundResolver``: tests look themselves."""

@@ -15,8 +15,7 @@ from txmq.errors import BrokerAwayError, ConfigError, OutcomeUnknownError, Rolle
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.faults import lost
 from txmq.xa import LastResource
-from txmq.xa.database.fingerprint import StrangeServerError
-from txmq.xa.fencing import DRAW_EVERY_S
+from txmq.xa.fencing import DRAW_EVERY_S, StrangeServerError
 from txmq.xa.resolver import Resolver
 
 from .support import NAME, LastResourceFixture, abandon

@@ -36,7 +36,6 @@ from txmq.xa.last_resource.proof import Found, Step
 from txmq.xa.last_resource.resolving import Unresolved
 from txmq.xa.last_resource.resource_resolver import is_due
 from txmq.xa.resolver import Resolver
-from txmq.xid import TxId
 
 from .support import LastResourceFixture, abandon
 
@@ -46,13 +45,11 @@ from .support import LastResourceFixture, abandon
 @pytest.mark.parametrize(("step", "found"), list(itertools.product(Step, Found)))
 def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) -> None:
     expected = {
-        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.STRANGE, Found.LATE, Found.HELD, Found.FAILED},
-        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.OUTBOXED, Found.HELD, Found.FAILED},
-        Step.READ_LATE: {Found.ROLLED_BACK, Found.OUTBOXED, Found.GONE, Found.HELD, Found.FAILED},
-        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.OUTBOXED, Found.HELD, Found.FAILED},
+        Step.INSERT: {Found.INSERTED, Found.DUPLICATE, Found.HELD, Found.FAILED},
+        Step.READ: {Found.COMMITTED, Found.ROLLED_BACK, Found.HELD, Found.FAILED},
+        Step.READ_ELSEWHERE: {Found.COMMITTED, Found.HELD, Found.FAILED},
         Step.REPORT_COMMIT: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
         Step.REPORT_ROLLBACK: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
-        Step.REPORT_VOID: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
     }
     if found in expected.get(step, set()):
         assert next_step(proof.TRANSITIONS, step, found) is not step
@@ -301,45 +298,6 @@ def test_a_broker_that_could_not_be_told_is_told_again(
     assert resolver.run_once() == 0
     resolver.run_once()
     world.check()
-
-
-def test_marker_that_may_have_left_proves_no_rollback(world: LastResourceFixture) -> None:
-    """Of an enclosed transaction its absence proves something for a while only; what is there proves it always."""
-    world.install_outbox()
-    database = world.resource.open_for_resolver("00000000000000c1")
-    now_ms = database.table.now_ms(database.connection)
-    assert proof.prove(database, "t1", now_ms, now_ms - 1) == (Step.FORGOTTEN, None)
-    assert world.markers() == {}
-    assert proof.prove(database, "t1", now_ms, now_ms + 60_000) == (Step.REPORT_ROLLBACK, None)
-    assert proof.prove(database, "t1", now_ms, now_ms - 1) == (Step.REPORT_ROLLBACK, None)
-    with world.outside() as connection:
-        connection.execute("UPDATE txmq_marker SET outcome = 'enclosed'")
-    assert proof.prove(database, "t1", now_ms, now_ms - 1) == (Step.REPORT_VOID, None)
-    database.close()
-
-
-@pytest.mark.parametrize(("behind_ms", "marker"), [(-60_000, "rolled-back"), (60_000, None), (60_000, "enclosed")])
-def test_enclosed_transaction_in_doubt_is_told_or_forgotten(
-    world: LastResourceFixture, behind_ms: int, marker: str | None
-) -> None:
-    """Its process could not reach the database: perhaps for longer than markers are kept."""
-    world.install_outbox()
-    database, ended = world.resource.open_for_resolver("00000000000000c1"), list[str]()
-    now_ms = database.table.now_ms(database.connection)
-    database.close()
-    txid = str(TxId(0xC1, 0xA1, 1, 7))
-    if marker == "enclosed":
-        with world.outside() as connection:
-            connection.execute("INSERT INTO txmq_marker VALUES (?, 'enclosed', 0, 0, 0)", (txid,))
-    world.resource.unresolved.append(
-        Unresolved(txid, None, now_ms, lambda: ended.append(txid), proves_until_ms=now_ms - behind_ms)
-    )
-    resolver = Resolver(world.home, [world.resource])
-    resolver.run_once()
-    resolver.close()
-    assert (ended, list(world.resource.unresolved)) == ([txid], [])
-    assert world.markers() == ({txid: marker} if marker else {})
-    assert world.home.states().get(txid) == ("rolled-back" if marker else None)
 
 
 def test_a_row_that_has_gone_is_undecided(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from tools.simulation.drivers import SINK
 from tools.simulation.history import Shared
 from tools.simulation.members import OUTPUT
 from tools.simulation.ordered import OrderedProgram
-from tools.simulation.outbox_programs import ParkingProgram
 from tools.simulation.promises import Told
 from tools.simulation.threads import Threads
 from tools.simulation.users import end_anonymity
@@ -71,7 +70,6 @@ def programs(shared: Shared, threads: Threads, told: Told) -> list[Program]:
         (1, 2, lambda n: ResolverProgram(shared, threads, f"s{n}_")),
         (0, 2, lambda n: ConsumerProgram(shared, threads, f"k{n}_", told.dealt)),
         (0, 1, lambda n: ExactProgram(shared, threads, f"e{n}_")),
-        (0, int(shared.has_outbox), lambda n: ParkingProgram(shared, threads, f"p{n}_")),
         (0, 2, lambda n: OrderedProgram(shared, threads, f"o{n}_", told.dealt.folder)),
     ]
     return [make(n) for least, most, make in kinds for n in range(shared.world.rng.randint(least, most))]

@@ -8,10 +8,12 @@ id of our own; no foreign key of a captured table with an action where InnoDB ca
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, Final
+from urllib.parse import quote
 
 from txmq.binlog.changes import SYSTEM_CLOCK, Ddl, Origin, TableName
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
@@ -22,8 +24,8 @@ from txmq.binlog.source.later_names import later_names
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDescription
 from txmq.errors import ConfigError
-from txmq.xa.database.dialects import MYSQL
-from txmq.xa.database.fingerprint import fingerprint
+from txmq.xa.database.dbapi import Connection, run, text
+from txmq.xa.database.dialects import mysql_variables
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import listed_xids
 from txmq.xid import xid_sql
@@ -42,6 +44,8 @@ _EVENTS_PER_PAGE: Final = 10_000
 _STATEMENT: Final = re.compile(r"(?:use `(?P<database>(?:[^`]|``)*)`; )?(?P<text>.*)", re.DOTALL)
 _UTF8: Final = 45  # utf8mb4_general_ci
 _ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
+_FINGERPRINT_SIZE_MAX: Final = 200
+_TELLS_APART: Final = ("wsrep_on", "server_uuid", "server_uid", "hostname", "port", "datadir")
 
 
 class Server:
@@ -65,7 +69,7 @@ class Server:
         driver = mysql_driver()
         try:
             with closing(driver.connect(**self._arguments())) as connection:
-                self.origin = Origin(flavor, fingerprint(connection, MYSQL))
+                self.origin = Origin(flavor, fingerprint(connection))
         except driver.Error as error:
             raise refusal(error) from error
         for name, wanted in _WANTED_OF[flavor].items():
@@ -409,6 +413,42 @@ class Server:
 
 
 _SWITCHES: Final = frozenset({"log_bin", "log_slave_updates", "binlog_transaction_compression"})
+
+
+def fingerprint(connection: Connection) -> str:
+    """Which server a connection leads to, by what no copy of its data has. At most 200 ASCII characters.
+
+    =========  ==========================================================================================
+    Galera     the uuid of the cluster's state: any node may answer
+    MySQL      ``server_uuid`` and the data directory (a copy of the directory must go without its ``auto.cnf``)
+    MariaDB    ``server_uid`` (a hash of network address and port), or host and port if it has none; data directory
+    =========  ==========================================================================================
+
+    Sources: MariaDB, "server_uid", "wsrep_cluster_state_uuid"; MySQL 8.0, 19.1.6 "server_uuid".
+
+    Raises:
+        ConfigError: the server does not tell.
+        Exception: the driver's own.
+    """
+    found = " ".join(quote(word, safe="/.:-_=+") for word in _words_of(connection))
+    if len(found) <= _FINGERPRINT_SIZE_MAX:
+        return found
+    kind = found.partition(" ")[0]
+    return f"{kind} sha256:{hashlib.sha256(found.encode()).hexdigest()}"
+
+
+def _words_of(connection: Connection) -> list[str]:
+    found = mysql_variables(connection, *_TELLS_APART)
+    if found.get("wsrep_on") == "ON":
+        state = dict(run(connection, "SHOW STATUS LIKE 'wsrep_cluster_state_uuid'")[0])
+        uuid = next((text(value) for value in state.values()), "")
+        if not uuid.strip("0-"):
+            raise ConfigError("this node is in no Galera cluster now")
+        return ["galera", uuid]
+    if found.get("server_uuid"):
+        return ["mysql", found["server_uuid"], found.get("datadir", "")]
+    server = found.get("server_uid") or f"{found.get('hostname', '')}:{found.get('port', '')}"
+    return ["mariadb", server, found.get("datadir", "")]
 
 
 def _code(error: BaseException | None) -> int:

@@ -14,8 +14,7 @@ from typing import Any
 
 from txmq.broker.state.access import principals
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.outboxes import DrainedRow
-from txmq.broker.state.session import ROLLED_BACK, VOIDED, BrokerSession, CommittedParts
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
 from txmq.errors import StorageError
@@ -95,14 +94,13 @@ class Redo:
             self._redo_group(kind, json.loads(bytes(body)))
         elif kind in (entries.EPOCH_DRAWN, entries.QUERY_OPENED, entries.BATCH_COMMITTED, entries.QUERY_DELETED):
             self._redo_query(kind, body)
-        elif kind in (entries.DRAINED, entries.TOKEN_DRAWN, entries.OUTBOX_CHAIN):
+        elif kind in (entries.TOKEN_DRAWN, entries.OUTBOX_CHAIN):
             self._redo_database(kind, json.loads(bytes(body)))
         elif kind in principals.KINDS:
             self._state.principals.fold(kind, json.loads(bytes(body)))
-        elif kind in (entries.ROLLED_BACK, entries.VOIDED):
+        elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
-            kept = VOIDED if kind == entries.VOIDED else ROLLED_BACK
-            self._state.settle(settled.session, settled.counter, settled.floor, kept)
+            self._state.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
         elif kind in (entries.SESSION, entries.SESSION_TAKEN, entries.SESSIONS_AT_REST, entries.FENCED):
             self._redo_session(kind, json.loads(bytes(body)))
         elif kind == entries.SESSION_ENDED:
@@ -145,13 +143,10 @@ class Redo:
     def _redo_database(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.TOKEN_DRAWN:
             self._state.fencing_tokens.drawn(fields["uuid"], fields["token"])
-        elif kind == entries.OUTBOX_CHAIN:
+        else:
             self._state.outbox_chains.fold(fields)
             if fields["last"] is None:
                 self._state.principals.unmade("outbox", fields["uuid"])
-        else:
-            taken = DrainedRow(fields["row"], fields["session"], fields["counter"])
-            self._state.outboxes.take(fields["series"], fields["number"], taken)
 
     def _redo_payload(self, body: memoryview) -> None:
         entry = entries.decode_payload(body)

@@ -42,7 +42,6 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn:
     state.saved.generation_floor = snapshot.get("generation_floor", 0)
     state.queries.restore(snapshot.get("queries") or Queries().snapshot())
     state.registration.restore(snapshot.get("registration"))
-    state.outboxes.restore(snapshot.get("outboxes", ()))
     state.fencing_tokens.restore(snapshot.get("fencing_tokens", ()))
     state.outbox_chains.restore(snapshot.get("outbox_chains", ()))
     state.principals.restore(snapshot.get("principals"))

@@ -17,9 +17,9 @@ who is refused must not use up what others may take.
 
 Those of transactions and of groups never wait: row locks and heartbeats stand behind them on their connection. What
 ends a transaction is never refused, whatever it takes; the next put, get or transaction pays for that. What begins one
-(messages under an id that is new: ``put tx=``, ``prepare``, ``commit``, also of an outbox's row) is refused while a
-bucket is closed, takes nothing then, and is to be sent again: a client that wants more than its quota gives its locks
-back. ``decide`` ends what is prepared in databases.
+(messages under an id that is new: ``put tx=``, ``prepare``, ``commit``) is refused while a bucket is closed, takes
+nothing then, and is to be sent again: a client that wants more than its quota gives its locks back. ``decide`` ends
+what is prepared in databases.
 
 Who waits stands in a queue. In each ``turned`` all are asked in that order; whose buckets are open takes what there
 is, and stands at the end if he wants more.

@@ -45,11 +45,6 @@ class CommitOrder:
         self._pairs: dict[Transaction, list[_Pair]] = {}  # of each: asked for again and again
         self._removed: tuple[Transaction | None, list[_Pair]] = (None, [])  # the latest, and its pairs
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is prepared: nobody waits."""
-        return not self._pairs
-
     def queue_together(self) -> None:
         """From now on resources share their queues: the broker is one of several."""
         unsettled, self._is_together = list(self._pairs), True
@@ -90,14 +85,12 @@ class CommitOrder:
                 return True
         return False
 
-    def must_queue(self, collisions: Iterable[Collision], uuid: str = _COMMON) -> bool:
-        """Whether messages that are decided now collide with a transaction in the common queues, or a resource's."""
-        if self._is_together:
-            uuid = _COMMON
-        if uuid == _COMMON and not self.in_common:
+    def must_queue(self, collisions: Iterable[Collision]) -> bool:
+        """Whether messages that are decided now collide with a transaction in the common queues."""
+        if not self.in_common:
             return False
         for topic_id, partition, key in collisions:
-            place = uuid, topic_id, partition
+            place = _COMMON, topic_id, partition
             if key == ANY_KEY:
                 if place in self._by_place:
                     return True

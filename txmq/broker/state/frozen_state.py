@@ -32,7 +32,6 @@ from txmq.broker.state import (
     group_offsets,
     issued_sessions,
     outbox_chains,
-    outboxes,
     producer_sequences,
     session,
     transaction,
@@ -79,7 +78,6 @@ class FrozenState:
     generation_floor: int
     queries: dict[str, Any]
     registration: dict[str, Any] | None
-    outboxes: Packed
     fencing_tokens: Packed
     outbox_chains: Packed
     principals: dict[str, Any] | None
@@ -108,8 +106,6 @@ class FrozenState:
             yield "registration", self.registration
         if any(self.branch_parts):  # with several homes only
             yield "branch_parts", _rows(self.branch_parts, branch_parts.FROZEN_FIELDS, list)
-        if any(self.outboxes):
-            yield "outboxes", _rows(self.outboxes, outboxes.FROZEN_FIELDS, list)
         if any(self.fencing_tokens):
             yield "fencing_tokens", _rows(self.fencing_tokens, fencing_tokens.FROZEN_FIELDS, list)
         if any(self.outbox_chains):

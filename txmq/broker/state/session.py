@@ -11,9 +11,6 @@ still holds of them is refused, and the broker needs their sequences no more.
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
 
-A transaction whose messages wait in a database's outbox is *voided*: what was prepared of it is void, its rows are
-committed. Its outcome is not this broker's to tell.
-
 A transaction that was not known may be *fenced* for one database, by who may settle for that database and for no more
 of it: no decision with a branch there is accepted any more. Others are, so such a fence is no outcome.
 
@@ -36,14 +33,13 @@ from typing import Any, Final
 EPOCH_MAX = 0x7FFF  # a record batch has 16 bits for it
 _PASSED_OVER_MAX = 2  # two for each that comes: no more stay than are unfinished, and as many again
 ROLLED_BACK = None
-VOIDED: Final = "voided"
 CommittedParts = tuple[tuple[int, int, int, int], ...]  # (topic id, partition, base offset, count) a part
-Kept = CommittedParts | str | None  # the parts, VOIDED or ROLLED_BACK
+Kept = CommittedParts | None  # the parts, or ROLLED_BACK
 Outcomes = dict[int, Kept]
 Fences = dict[int, tuple[str, ...]]
 Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str, str, Fences]
 FROZEN_FIELDS: Final = 11
-_FENCED: Final = "fenced "  # begins such an outcome of a checkpoint: to older brokers all of it is rolled back
+_FENCED: Final = "fenced "  # begins such an outcome of a checkpoint
 _NO_FENCES: Final[Fences] = {}
 
 
@@ -55,7 +51,7 @@ class BrokerSession:
         epoch: how often it was taken over, at least; a request with a lower one is fenced.
         secret: 32 hex digits; empty if it is closed, or an older broker issued it: it cannot be resumed then.
         user: whose it is; empty: of nobody, because there were no users.
-        outcomes: counter -> the committed parts, None for rolled back, or VOIDED.
+        outcomes: counter -> the committed parts, or None for rolled back.
         fences: counter -> uuids of databases for which it is fenced.
         over: so many outcomes more than ``kept_max`` there are.
         finished: the highest floor the client has stated.
@@ -208,7 +204,7 @@ def _is_fence(outcome: object) -> bool:
     return isinstance(outcome, str) and outcome.startswith(_FENCED)
 
 
-def _parts(outcome: Iterable[Iterable[int]] | str | None) -> Kept:
-    if outcome is None or isinstance(outcome, str):
-        return outcome
+def _parts(outcome: Iterable[Iterable[int]] | None) -> Kept:
+    if outcome is None:
+        return None
     return tuple((topic, partition, offset, count) for topic, partition, offset, count in outcome)

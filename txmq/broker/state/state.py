@@ -27,7 +27,6 @@ from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
 from txmq.broker.state.issued_sessions import IssuedSessions
 from txmq.broker.state.outbox_chains import OutboxChains
-from txmq.broker.state.outboxes import Outboxes
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.registration import Registration
 from txmq.broker.state.sequence_table import SequenceTable
@@ -87,7 +86,7 @@ class State:
         self.prepared: InDoubtIndex[Transaction] = InDoubtIndex()
         self.payload_bytes, self.epoch, self.life = 0, 0, NO_LIFE
         self.decisions, self.branch_parts = XADecisions(), BranchParts()
-        self.saved, self.queries, self.outboxes = SavedGroups(), Queries(), Outboxes()
+        self.saved, self.queries = SavedGroups(), Queries()
         self.fencing_tokens, self.outbox_chains = FencingTokens(), OutboxChains()
         self.foreign: dict[str, tuple[int, int]] = {}  # xids of other transaction managers that are prepared
 
@@ -298,7 +297,7 @@ class State:
             owner.owe(more, self.principals.unsettled)
 
     def settle(self, session: int, counter: int, floor: int, outcome: Kept) -> Transaction | None:
-        """Committed (the placed parts), rolled back or voided: the outcome is kept, the transaction is over."""
+        """Committed (the placed parts) or rolled back: the outcome is kept, the transaction is over."""
         transaction = self.transactions.pop((session, counter), None)
         if transaction is not None:
             self.share(session, -1 if self.streams.pop((session, counter), None) else 0, -transaction.size_bytes)
@@ -468,7 +467,6 @@ class State:
             generation_floor=self.saved.generation_floor,
             queries=self.queries.snapshot(),
             registration=self.registration.snapshot(),
-            outboxes=packed(self.outboxes.freeze()),
             fencing_tokens=packed(self.fencing_tokens.freeze()),
             outbox_chains=packed(self.outbox_chains.freeze()),
             principals=self.principals.freeze(),

@@ -1,11 +1,10 @@
 """The fast path of ``commit``, ``prepare``, ``decide`` and ``complete``: look-ups instead of the table of transitions.
 
-It serves the commit of a local transaction that came whole, with and without branches at other homes; that of an
-outbox's row, if its number is the next one; the prepare of a last resource's transaction and of a branch, which came
-whole; the commit of a prepared transaction; the decision of an XA transaction that came whole, and the completion of
-its branches; each over the connection of its own session. Such a request is checked and placed like any other, in
-``placing``. Every other request goes on to ``prepare_commit`` or ``decide``, with nothing changed. docs/benchmarks.md
-has the figures that pay for it.
+It serves the commit of a local transaction that came whole, with and without branches at other homes; the prepare of a
+last resource's transaction and of a branch, which came whole; the commit of a prepared transaction; the decision of an
+XA transaction that came whole, and the completion of its branches; each over the connection of its own session. Such a
+request is checked and placed like any other, in ``placing``. Every other request goes on to ``prepare_commit`` or
+``decide``, with nothing changed. docs/benchmarks.md has the figures that pay for it.
 
 Invariant: state, group and answer are those of these two, refusals included (tests compare them).
 """
@@ -23,7 +22,6 @@ from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs import decide as decide_verbs
 from txmq.broker.verbs import placing, prepare_commit, turns
 from txmq.broker.verbs.branches import stated
-from txmq.broker.verbs.outbox import drained
 from txmq.broker.verbs.placing import check_parts
 from txmq.broker.verbs.transaction_checks import is_over_own, is_over_own_bytes
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
@@ -41,7 +39,6 @@ _STATED = {
     _BRANCH_WORD: {b"of", b"deadline"},
 }
 _HOMES, _BRANCHES, _UUID = {b"homes"}, {b"branches"}, {b"uuid"}
-_ROW = set(drained.WORDS)
 _NOTHING: dict[bytes, bytes] = {}
 _PREPARED = TransactionState.PREPARED
 _DECIDED_BY_ITS_DRIVER = TransactionKind.SPARK.value
@@ -73,30 +70,10 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
                 turns.commit_in_order(context, transaction, client, opaque, int(floor_text), is_delayable)
                 return
     elif (
-        session is not None
-        and body
-        and not session.is_ended
-        and (_take_row(context, client, session, request) or _decide_over_homes(context, client, session, request))
+        session is not None and body and not session.is_ended and _decide_over_homes(context, client, session, request)
     ):
         return
     prepare_commit.commit(context, client, request)
-
-
-def _take_row(context: Context, client: ClientConnection, session: BrokerSession, request: Request) -> bool:
-    """Take a row of an outbox whose number is the next one. False: nothing was done."""
-    _, arguments, extensions, body, opaque = request
-    if extensions is None or body is None or not _are(extensions, _ROW):
-        return False
-    counter = _counter_of(client, arguments[0])
-    if not _is_new(context, session, counter, len(body)):
-        return False
-    row = drained.stated_row(extensions)
-    if not drained.is_next(context, client, row):
-        return False
-    parts, keys = check_parts(context, client, split_parts(body))
-    name, floor = (session.number, counter), int(extensions.get(b"floor", b"0"))
-    drained.take(context, client, opaque, name, floor, row, parts, keys)
-    return True
 
 
 def _decide_over_homes(context: Context, client: ClientConnection, session: BrokerSession, request: Request) -> bool:

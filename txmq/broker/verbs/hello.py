@@ -180,7 +180,6 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
         "outcomes_kept": settings.outcomes_kept,
         "compression": ["gzip", "lz4", "zstd"],
         "time_ms": context.now_ms,
-        "voided": True,
         "database_fences": True,
     }
     if context.cluster is not None:

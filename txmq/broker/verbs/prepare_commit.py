@@ -17,7 +17,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, Look
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.session import ROLLED_BACK, VOIDED, BrokerSession
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession
 from txmq.broker.state.transaction import (
     ANY_KEY,
     Action,
@@ -32,7 +32,7 @@ from txmq.broker.verbs.access.owners import audit_fence, refuse_others
 from txmq.broker.verbs.branches import stated
 from txmq.broker.verbs.branches.fences import is_for_a_database, outcome_for_a_database, refuse_fenced
 from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
-from txmq.broker.verbs.outbox import drained, pages
+from txmq.broker.verbs.outbox import pages
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -126,9 +126,6 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     _, arguments, extensions, body, opaque = request
     txid, session = locate(context, arguments[0])
     given = extensions or {}
-    if not given.keys().isdisjoint(drained.WORDS):
-        drained.commit(context, client, request)
-        return
     refuse_others(context, client, (txid.session, txid.counter), is_end=True)
     is_whole = body or b"homes" in given or pages.OUTBOX in given
     event = TransactionEvent.COMMIT_PARTS if is_whole else TransactionEvent.COMMIT
@@ -152,10 +149,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
 
 
 def rollback(context: Context, client: ClientConnection, request: Request) -> None:
-    """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused).
-
-    With ``voided`` the messages come in another way, from an outbox: whether the transaction is committed is not told.
-    """
+    """Force rolled-back, also for a transaction never seen (so that a delayed request for it is refused)."""
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     refuse_others(context, client, (txid.session, txid.counter), is_end=True)
@@ -163,10 +157,7 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
     given = extensions or {}
     floor = floor_of(given, client, session)
     hazard = hazard_of(context, (session.number, txid.counter), given)
-    if action is Action.REPEAT and b"voided" in given and session.outcomes[txid.counter] != VOIDED:
-        roll_back(context, session.number, txid.counter, floor, is_void=True)  # an operator was first, or a fence
-        context.answer_when_durable(client, opaque)
-    elif action is Action.REPEAT:
+    if action is Action.REPEAT:
         if hazard is None:
             context.answer_from_state(client, opaque, b"")
         else:
@@ -181,7 +172,7 @@ def rollback(context: Context, client: ClientConnection, request: Request) -> No
             record(context, client, transaction, "rollback", given[b"heuristic"])
         if hazard is not None:
             keep(context, (session.number, txid.counter), hazard)
-        roll_back(context, session.number, txid.counter, floor, is_void=b"voided" in given)
+        roll_back(context, session.number, txid.counter, floor)
         context.answer_when_durable(client, opaque)
     else:
         raise refusal(action, arguments[0])
@@ -230,12 +221,11 @@ def _look_at_branch(context: Context, name: tuple[int, int]) -> None:
         context.branch_asks.hurry([transaction], context.now_ms)
 
 
-def roll_back(context: Context, session: int, counter: int, floor: int, *, is_void: bool = False) -> None:
-    """Journal and fold a rollback, or a void. Commits that waited only for this transaction go on."""
-    kind = entries.VOIDED if is_void else entries.ROLLED_BACK
-    context.group.add_entry(entries.encode_rolled_back(session, counter, floor, kind))
+def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
+    """Journal and fold a rollback. Commits that waited only for this transaction go on."""
+    context.group.add_entry(entries.encode_rolled_back(session, counter, floor))
     context.group.needs_sync = True
-    transaction = context.state.settle(session, counter, floor, VOIDED if is_void else ROLLED_BACK)
+    transaction = context.state.settle(session, counter, floor, ROLLED_BACK)
     context.counters.rolled_back += 1
     if transaction is not None:
         homes = transaction.meta.get("homes", ())
@@ -403,7 +393,7 @@ def _told(context: Context, state: TransactionState, session: BrokerSession, cou
     if state in (TransactionState.COMMITTED, TransactionState.DECIDED, TransactionState.PLACING):
         return b"committed\n" + placing.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
-        return b"unknown\n" if session.outcomes[counter] == VOIDED else b"rolled-back\n"
+        return b"rolled-back\n"
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
 
 

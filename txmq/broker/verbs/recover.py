@@ -44,7 +44,6 @@ _STATES = {
     "": (_PREPARED, _DECIDED, _PLACED, _PLACING),
 }
 _OVER_HOMES = ("of", "held", "homes")
-_OF_AN_OUTBOX = ("drained", "number", "row")
 _PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|placed|heuristic)\.([0-9]{1,20})\Z", re.ASCII)
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
@@ -219,7 +218,7 @@ def _prepared_row(context: Context, transaction: Transaction) -> Row:
     row.update({key: meta[key] for key in ("kind", "resource", "uuid", "deadline_ms", "prepared_ms", "client")})
     if meta["kind"] == TransactionKind.HALF.value:
         row["group"], row["checks"] = meta["resource"], transaction.checks
-    row.update({key: meta[key] for key in ("table", "xid", *_OVER_HOMES, *_OF_AN_OUTBOX) if key in meta})
+    row.update({key: meta[key] for key in ("table", "xid", *_OVER_HOMES) if key in meta})
     if meta["kind"] == TransactionKind.SPARK.value:
         row.update(query=meta["resource"], **{key: meta[key] for key in ("epoch", "batch", "task", "attempt")})
     if "offsets" in meta:

@@ -21,7 +21,6 @@ from txmq.broker.verbs.access.asking import (
 )
 from txmq.broker.verbs.branches.listing import figures as branch_figures
 from txmq.broker.verbs.outbox import pages
-from txmq.broker.verbs.outbox.drained import series_rows
 from txmq.broker.verbs.resource import shown_rows
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
@@ -36,7 +35,6 @@ stats topics        one line a topic
 stats offsets       start and end of every partition
 stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt one
 stats resources     one line a database: who reaches it, branches that are prepared there
-stats outboxes      one line an outbox of a database: how far it is drained, and when that was
 stats chains        one line an outbox: its newest page, and when that was taken
 stats registry      the session with the registry, and what it told
 stats config        the settings in force
@@ -134,8 +132,6 @@ def transaction_figures(context: Context) -> dict[str, Value]:
         "queries": len(context.state.queries.named),
         "outboxes": len(context.state.outbox_chains.newest),
         "outbox_pages": context.counters.outbox_pages,
-        "outbox_series": len(context.state.outboxes.series),
-        "drained": context.counters.drained,
         "half_checks": context.counters.checks,
         "payload_bytes": context.state.payload_bytes,
         "outcomes_kept": sum(len(s.outcomes) for s in context.state.sessions.values()),
@@ -197,13 +193,6 @@ def _resources(context: Context, client: ClientConnection) -> str:
     return "".join(lines)
 
 
-def _outboxes(context: Context, client: ClientConnection) -> str:
-    return "".join(
-        f"{row.pop('series')} {' '.join(f'{name} {_word(value)}' for name, value in row.items())}\n"
-        for row in series_rows(context, client)
-    )
-
-
 def _chains(context: Context, client: ClientConnection) -> str:
     return "".join(
         f"{row.pop('outbox')} {' '.join(f'{name} {_word(value)}' for name, value in row.items())}\n"
@@ -242,7 +231,6 @@ def _json(context: Context, client: ClientConnection) -> str:
         "broker": broker_figures(context),
         **({"transactions": transaction_figures(context)} if is_watched else {}),
         "resources": shown_rows(context, client),
-        "outboxes": series_rows(context, client),
         "chains": pages.rows(context, client),
         "topics": [topic.to_json() for topic in topics],
         "offsets": offsets,
@@ -259,7 +247,6 @@ _TEXTS: dict[str, Callable[[Context, ClientConnection], str]] = {
     "offsets": _offsets,
     "transactions": _for_watchers(transaction_figures),
     "resources": _resources,
-    "outboxes": _outboxes,
     "chains": _chains,
     "registry": _for_watchers(registry_figures),
     "config": _for_operators(lambda context: context.settings.shown()),

@@ -23,7 +23,6 @@ from txmq.broker.verbs.access.quotas import quota
 from txmq.broker.verbs.access.users import user
 from txmq.broker.verbs.cluster.describe import cluster
 from txmq.broker.verbs.group import group as groups
-from txmq.broker.verbs.outbox.drained import drained
 from txmq.broker.verbs.outbox.pages import outbox
 from txmq.broker.verbs.parts import parts
 from txmq.broker.verbs.put import put
@@ -34,7 +33,6 @@ from txmq.errors import (
     FencedError,
     OtherTokenError,
     OutboxConflictError,
-    OutOfTurnError,
     TransactionConflictError,
     UnavailableError,
     UnknownQueryError,
@@ -59,7 +57,6 @@ VERBS: dict[bytes, Verb] = {
     b"decide": fast_path.decide,
     b"complete": fast_path.complete,
     b"forget": decide.forget,
-    b"drained": drained,
     b"token": token,
     b"outbox": outbox,
     b"recover": recover.recover,
@@ -93,10 +90,10 @@ VERBS_BEFORE_LEADING = {
 LONG_ANSWERS = frozenset(
     {
         b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"cluster",
-        b"stats", b"help", b"drained", b"user", b"acl", b"quota",
+        b"stats", b"help", b"user", b"acl", b"quota",
     }
 )  # fmt: skip
 TELL_A_STATE = (
-    TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, OutOfTurnError,
-    UserExistsError, UnknownUserError, OtherTokenError, OutboxConflictError,
+    TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, UserExistsError,
+    UnknownUserError, OtherTokenError, OutboxConflictError,
 )  # fmt: skip

@@ -17,31 +17,24 @@ from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 
 
-def must_queue(
-    context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys], uuid: str = ""
-) -> bool:
-    """Whether a decision's messages wait for earlier transactions of their keys (``commit_order``).
-
-    Args:
-        uuid: of a resource, whose prepared transactions come first.
-    """
-    order = context.state.order
-    if order.is_empty or not (uuid or order.in_common):
+def must_queue(context: Context, transaction: Transaction | None, fresh: list[Part], keys: list[Keys]) -> bool:
+    """Whether a decision's messages wait for earlier transactions of their keys (``commit_order``)."""
+    if not context.state.order.in_common:
         return False
     streamed = transaction.parts if transaction is not None else []
     places = [(part.topic_id, part.partition) for part in streamed]
     places += [(partition.topic_id, partition.number) for _, partition, *_ in fresh]
     stated: list[Keys] = [*[ANY_KEY] * len(streamed), *keys]
-    return _must_queue(context, places, stated, uuid)
+    return _must_queue(context, places, stated)
 
 
-def _must_queue(context: Context, places: list[tuple[int, int]], keys: list[Keys], uuid: str = "") -> bool:
+def _must_queue(context: Context, places: list[tuple[int, int]], keys: list[Keys]) -> bool:
     collisions = (
         (*place, key)
         for place, listed in zip(places, keys, strict=True)
         for key in ([ANY_KEY] if isinstance(listed, str) else listed)
     )
-    return context.state.order.must_queue(collisions, uuid)
+    return context.state.order.must_queue(collisions)
 
 
 def decide_in_turn(
@@ -65,7 +58,7 @@ def await_place(
     """Journal and fold a decision whose messages wait for their place. Nothing here can refuse.
 
     Args:
-        meta: kind, floor, decided_ms, client; branches and homes if there are any; offsets; uuid of an outbox's row.
+        meta: kind, floor, decided_ms, client; branches and homes if there are any; offsets.
 
     Returns:
         The answer: what waits.

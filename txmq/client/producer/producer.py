@@ -33,7 +33,7 @@ from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
 from txmq.client.transaction.refusals import raise_rolled_back
-from txmq.client.transport.ports import ProducerTopics
+from txmq.client.transport.ports import TopicDirectory
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, TransactionStateError, TxmqError
@@ -53,7 +53,7 @@ class ProducerClient(SendingClient, BlockClient, Protocol):
         """The connection for everything but reads."""
 
     @property
-    def topics(self) -> ProducerTopics:
+    def topics(self) -> TopicDirectory:
         """The topics."""
 
 

@@ -3,8 +3,6 @@
 It also takes the answers to commits that nobody waits for, and tells homes of decisions that could not be told at the
 end of the block (``branch_commits``).
 
-Outboxes that blocks use always are drained by threads of their own (``background_drainers``).
-
 It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
 fork.
 """
@@ -14,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from txmq.client.transaction.background_drainers import BackgroundDrainers
 from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transport.ports import RoutedBroker
-from txmq.errors import LocalProtocolError, TxmqError
-from txmq.model import Outcome
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
@@ -26,7 +21,6 @@ from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import XAResource
-from txmq.xid import NO_HOME, home_word
 
 _THREAD_NAME = "txmq-resolver"
 CLOSE_WAIT_S = 1.0  # a connection that is closed with answers unread may take requests with it
@@ -40,7 +34,6 @@ class BackgroundResolver:
 
     def __init__(self, client: RoutedBroker) -> None:
         self._resolver, self._client = Resolver(client, []), client
-        self._drainers = BackgroundDrainers(client)
         self._added: dict[LastResource | XAResource, int] = {}  # and by which process
         self._untold: dict[BranchCommits, None] = {}
         self._of_parents: list[Resolver] = []
@@ -56,16 +49,9 @@ class BackgroundResolver:
         process = current_process()
         if self._added.get(resource) == process:
             return
-        if isinstance(resource, LastResource):
-            self._drainers.add(resource)
         self._begin(resource)
         self._resolver.add(resource)
         self._added[resource] = process
-
-    def drain(self, resource: LastResource) -> None:
-        """Messages wait in its outbox: take them to the broker at once."""
-        if resource.outbox is not None and resource.outbox.is_always:
-            self._drainers.wake(resource)
 
     def tell(self, commits: BranchCommits) -> None:
         """Tell a home of decisions, until it has answered; starts the thread."""
@@ -96,29 +82,6 @@ class BackgroundResolver:
         """Look at once: a transaction was left in doubt."""
         self._signal.set()
 
-    def outcome(self, txid: str, in_broker: Callable[[str], Outcome]) -> Outcome:
-        """The outcome of a transaction by the broker, unless the database whose outbox took it knows better.
-
-        Args:
-            in_broker: asks the broker. Its errors are raised if no database says that it is committed.
-        """
-        if home_word(txid) == f"{NO_HOME:016x}":
-            return Outcome.COMMITTED if self._resolver.is_outboxed(txid) else Outcome.UNKNOWN
-        try:
-            outcome = in_broker(txid)
-        except LocalProtocolError:  # not an id
-            raise
-        except TxmqError:
-            if self._resolver.is_outboxed(txid):
-                return Outcome.COMMITTED
-            raise
-        if outcome is Outcome.COMMITTED:
-            return outcome
-        is_outboxed = self._resolver.is_outboxed(txid)
-        if is_outboxed is None and outcome is Outcome.ROLLED_BACK:
-            return Outcome.UNKNOWN
-        return Outcome.COMMITTED if is_outboxed else outcome
-
     def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
         """Report that a body has ended its database's transaction by itself, until the broker keeps it."""
         self._resolver.report(hazard, on_reported)
@@ -132,19 +95,14 @@ class BackgroundResolver:
         """Call ``on_resolved`` when nothing is in doubt in this resource of a transaction whose owner left it."""
         self._resolver.branch_resolver(resource, txid).watch(txid, on_resolved)
 
-    def stop_drainers(self) -> None:
-        """Let outboxes that blocks use always be drained, for a moment; others drain what is left."""
-        self._drainers.stop(self._client.clock.monotonic() + CLOSE_WAIT_S)
-
     def stop(self) -> None:
-        """End the threads: they remove the last markers, and drain, first, and are waited for a moment.
+        """End the thread: it removes the last markers first, and is waited for a moment.
 
         The next resolver finds what is in doubt.
         """
         is_running = self._process == current_process()
         if is_running:
             self._resolver.await_completes(CLOSE_WAIT_S)
-        self.stop_drainers()
         self._is_stopping = True
         self._signal.set()
         if is_running and self._thread != thread_number():
@@ -153,7 +111,6 @@ class BackgroundResolver:
     def wait(self, timeout: float) -> bool:
         """See ``txmq.xa.resolver.Stop``."""
         if not self._is_stopping:
-            self._drainers.look()
             self._signal.wait(timeout)
         for commits in list(self._untold):
             self._untold.pop(commits, None)  # first: a commit that is told of from now on puts them back

@@ -37,7 +37,7 @@ from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import attach_for_caller
 from txmq.client.transaction.refusals import rolled_back
 from txmq.client.transaction.xa.block import XABlock
-from txmq.client.transport.ports import BlockTopics, MessageRouter
+from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
     HeuristicError,
     RequestTimeoutError,
@@ -64,10 +64,6 @@ _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=Non
 
 class BlockClient(BranchClient, ResolvingClient, Protocol):
     """A client, as its transaction blocks use it."""
-
-    @property
-    def topics(self) -> BlockTopics:
-        """Its topics, for a block with an outbox."""
 
 
 class Transaction:
@@ -293,8 +289,6 @@ class Transaction:
         if self.outcome is not Outcome.COMMITTED:
             raise TransactionStateError("only the messages of a committed transaction can be waited for")
         deadline = self._clock.monotonic() + timeout
-        if isinstance(self._ending, LastResourceBlock) and self._ending.await_drained(deadline):
-            return
         ends: dict[tuple[str, int], int | None] = {}
         for result in self._results(deadline):
             slot = result.topic, result.partition
@@ -414,9 +408,7 @@ class Transaction:
     def _ending_of(self, broker: RoutedTransaction) -> BlockEnding:
         if self._resource is not None:
             resolver = resolver_of(self.client)
-            return LastResourceBlock(
-                broker, self._resource, self._messages, resolver, self._ended_in_broker, self.client.topics
-            )
+            return LastResourceBlock(broker, self._resource, self._messages, resolver, self._ended_in_broker)
         if self._xa_resources:
             return XABlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
         return LocalBlock(broker, self._messages)

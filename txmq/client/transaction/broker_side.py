@@ -57,7 +57,6 @@ class BrokerTransaction:
         streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
         acks: the offsets that are saved together with the messages.
-        prepare_timeout_s: for a prepare of a last resource that has another way; None: until the deadline.
         on_other_topic: called if a part is refused because its topic is another one, or another home's, by now.
     """
 
@@ -70,7 +69,6 @@ class BrokerTransaction:
         self.streamed = Streamed()
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
-        self.prepare_timeout_s: float | None = None
         self.on_other_topic: Callable[[], None] | None = None
         self._control = home.control
         self._is_attached = False
@@ -79,11 +77,8 @@ class BrokerTransaction:
 
     # --- identity and time -------------------------------------------------------------------------------------------
 
-    def attach(self, *, is_away: bool = False) -> None:
+    def attach(self) -> None:
         """Have a session, from which ``begin`` takes the id, and ask for an earlier end of it that was not seen.
-
-        Args:
-            is_away: ask the broker for nothing.
 
         Raises:
             TxmqError: the broker is away, or gives no session.
@@ -96,12 +91,7 @@ class BrokerTransaction:
         if session is None:
             _, session = control.connect_with_session(self._clock.monotonic() + self.home.timeout)
         self._session, self._is_attached = session, True
-        if not is_away:
-            self._find_lost()
-
-    def attach_alone(self, session: ClientSession) -> None:
-        """Have a session that no broker knows: whatever this transaction has goes to no broker."""
-        self._session, self._is_attached = session, True
+        self._find_lost()
 
     def begin(self) -> None:
         """Take an id; nothing if that was done. Raises as ``attach``."""
@@ -158,22 +148,19 @@ class BrokerTransaction:
         elif isinstance(error, _REFUSALS) and self.on_other_topic is not None:
             self.on_other_topic()
 
-    def reach(self, within_s: float | None = None) -> None:
+    def reach(self) -> None:
         """Make sure that the broker is there: before the body, which locks rows, and before its end is begun.
 
         Raises:
             TransactionAwayError: it is not.
         """
-        until = self.deadline if within_s is None else min(self.deadline, self._clock.monotonic() + within_s)
         try:
-            (self._control if self.txid else self.home.control).reach(until)
+            (self._control if self.txid else self.home.control).reach(self.deadline)
         except TxmqError as error:
             raise_rolled_back(error, self.txid_or_none)
 
     def is_back(self) -> bool:
         """Wait, at most ``AWAY_S_MAX``, for a broker that was lost before it answered; whether it is back."""
-        if self.prepare_timeout_s is not None:
-            return False
         try:
             self._control.regain(min(self.deadline, self._clock.monotonic() + AWAY_S_MAX))
         except TxmqError:
@@ -274,10 +261,8 @@ class BrokerTransaction:
         }  # fmt: skip
         if of:
             fields["of"] = of
-        head, until = f"prepare {self.txid} last-resource", self._until(0.0)
-        if self.prepare_timeout_s is not None:
-            until = min(until, self._clock.monotonic() + self.prepare_timeout_s)
-        return self._control.submit_transaction(head, fields, self.encoded(parts), until)
+        head = f"prepare {self.txid} last-resource"
+        return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
     def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
         """Send ``prepare`` of any kind, with the fields of that kind; its answer is to be waited for.
@@ -371,18 +356,14 @@ class BrokerTransaction:
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
 
-    def submit_rollback(self, *, is_void: bool = False) -> Answer:
+    def submit_rollback(self) -> Answer:
         """Send ``rollback``; no outcome depends on its answer.
-
-        Args:
-            is_void: the rows are committed, and the messages come from an outbox.
 
         Raises:
             TxmqError: nothing was sent.
         """
         until = self._clock.monotonic() + ROLLBACK_TIMEOUT_S
-        void = " voided" if is_void and self._session.takes_voids else ""
-        return self._control.submit_transaction(f"rollback {self.txid}{void}", self._floor(), None, until)
+        return self._control.submit_transaction(f"rollback {self.txid}", self._floor(), None, until)
 
     def rollback(self, hazard: Hazard | None = None) -> None:
         """Roll back, also what has not arrived yet.

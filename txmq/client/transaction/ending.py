@@ -92,9 +92,6 @@ class BlockResolver(Protocol):
     def wake(self) -> None:
         """Look at once: a transaction was left in doubt."""
 
-    def drain(self, resource: Any) -> None:
-        """Messages wait in the outbox of this resource: take them to the broker at once, if it is there."""
-
     def tell(self, commits: BranchCommits) -> None:
         """Tell a home of decisions, until it has answered."""
 

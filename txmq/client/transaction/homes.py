@@ -47,11 +47,11 @@ class HomeBranch:
     """What a transaction wrote to a home that does not decide.
 
     Attributes:
-        home, broker: that home, and the conversation with it, under an id of its own.
+        broker: the conversation with that home, under an id of its own.
         commits: those of the home that are not answered yet.
         slots: see ``Committed``.
         state: where it stands; COMMITTED once its commit was written.
-        error: the refusal, or what kept the home from answering; its cause says which it is.
+        error: the refusal, or what kept the home from answering.
         lines: where its parts went; None before the home has said so.
         on_told: called when it has.
         parts: what was not sent ahead.
@@ -61,7 +61,7 @@ class HomeBranch:
     uuid: str = ""
 
     def __init__(self, home: BranchHome, clock: Clock, decides: RoutedTransaction) -> None:
-        self.home, self.broker = home, BrokerTransaction(home, clock, decides.timeout_s)
+        self.broker = BrokerTransaction(home, clock, decides.timeout_s)
         self.commits = home.branch_commits
         self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
         self.slots: Collection[TopicPartition] = ()
@@ -247,11 +247,6 @@ class RoutedTransaction(BrokerTransaction):
                 except RolledBackError:
                     self._routes.likely_home = None  # it is away
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether the client has one broker, without a registry."""
-        return self._routes.is_lone
-
     def find_homes(self, messages: MessageBuffer) -> None:
         """Find the homes that own the partitions of the messages and of the offsets; before ``reach`` and ``begin``.
 
@@ -260,7 +255,7 @@ class RoutedTransaction(BrokerTransaction):
         """
         if self._routes.is_lone:
             return
-        self._has_homes, owners = True, self.owners(messages)
+        self._has_homes, owners = True, self._owners(messages)
         if len(owners) > HOMES_MAX:
             raise RolledBackError(f"a transaction takes {HOMES_MAX} homes: {_several(owners)}", self.txid_or_none)
         if owners and not self.txid and self.home not in owners:
@@ -293,7 +288,7 @@ class RoutedTransaction(BrokerTransaction):
             except TxmqError as error:
                 raise_rolled_back(error, self.txid_or_none)
 
-    def owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
+    def _owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
         """The homes of the partitions of the messages and of the offsets.
 
         Raises:

@@ -107,14 +107,14 @@ class Preparing:
             raise
 
 
-def attach_for_caller(broker: BrokerTransaction, *, is_away: bool = False) -> None:
-    """Have a session before a database begins; of a broker that is away, the one there is.
+def attach_for_caller(broker: BrokerTransaction) -> None:
+    """Have a session before a database begins.
 
     Raises:
         RolledBackError: the broker is away, or refuses; nothing happened.
     """
     try:
-        broker.attach(is_away=is_away)
+        broker.attach()
     except TxmqError as error:
         raise_rolled_back(error, None)
 

@@ -118,15 +118,13 @@ class Connection:
         opaque = b"%x" % next(self._numbers)
         self._start(pending, opaque, commands.request(verb, *arguments, extensions=extensions, opaque=opaque))
 
-    def transaction(
-        self, deadline: float, head: str, fields: Stated, body: Sequence[Buffer] | None, *, more_follows: bool = False
-    ) -> Reply:
-        """As ``request``, unchecked (``commands.transaction_line``); what ``more_follows`` at once goes out with it."""
+    def transaction(self, deadline: float, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
+        """As ``request``, unchecked (``commands.transaction_line``)."""
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
         length = None if body is None else sum(map(len, body))
         line = commands.transaction_line(head, fields, length, opaque)
-        self._start(reply, opaque, (line, *(body or ())), more_follows)
+        self._start(reply, opaque, (line, *(body or ())))
         if self._stuck:
             self.push(deadline)
         return reply
@@ -136,7 +134,7 @@ class Connection:
         opaque = b"%x" % next(self._numbers)
         self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque, topic_id), batch))
 
-    def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer], more_follows: bool = False) -> None:
+    def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer]) -> None:
         self._pending[opaque] = pending, self.used_at, self._reads
         # Listed first, looked second: ``fail`` either finds the request in the list, or its failure is seen here.
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
@@ -148,7 +146,7 @@ class Connection:
                     self._gather()
                 return
             # Appended first, looked second: the thread that empties ``_woken`` looks at ``_out`` after that.
-            if not more_follows and (not self._woken or len(self._out) >= HELD_BACK_MAX):
+            if not self._woken or len(self._out) >= HELD_BACK_MAX:
                 self._flush()
         except BaseException as error:
             # Interrupted: otherwise the request could go out long after its sender has given it up.

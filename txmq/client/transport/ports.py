@@ -8,7 +8,7 @@ need it. A class takes the narrowest of these:
 * ``HomeBroker``: one home with its connections, and ``Routing``: the choice among them;
 * ``Asking``: the routes, for requests of any broker or of a partition's owner;
 * ``RoutedBroker``: any broker, and the routes to all of them;
-* ``TopicDirectory``: the topics' ids and numbers of partitions; ``BlockTopics``: beside what a database knows of them;
+* ``TopicDirectory``: the topics' ids and numbers of partitions;
 * ``Log``: what is stored, read without a group; for consumers;
 * ``Messaging``: all of it and producers; for senders of their own messages (dead letters, the retry topic, redrive).
 """
@@ -30,7 +30,6 @@ from txmq.registry.topics import Topic
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Future
 from txmq.xa.broker_port import Answer, Control, Wanted
-from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xid import TxId
 
 
@@ -230,9 +229,6 @@ class Asking(Routing[HomeBroker], Protocol):
     def homes_of(self, topic: str) -> Sequence[int] | None:
         """The home of each partition, if there are several homes and it is known."""
 
-    def assume(self, topic: str, topic_id: int, homes: Sequence[int]) -> None:
-        """Go by what a database knows of a topic's homes, unless a broker has told more."""
-
     def owners(self, topic: str) -> Sequence[HomeBroker]:
         """The links of the homes that own the topic's partitions, asked for anew."""
 
@@ -263,31 +259,6 @@ class TopicDirectory(Protocol):
 
     def ensure(self, name: str, partitions: int = 1, **settings: Any) -> None:
         """Create a topic if it is missing."""
-
-
-class BlockTopics(Protocol):
-    """The client's topics, as a block with an outbox uses them."""
-
-    @property
-    def changes(self) -> int:
-        """See ``Topics``."""
-
-    @property
-    def wants_to_assume(self) -> bool:
-        """See ``Topics``."""
-
-    def seen(self, name: str) -> TopicSize | None:
-        """See ``Topics``."""
-
-    def assume(self, found: Mapping[str, TopicSize], resource: str) -> None:
-        """See ``Topics``."""
-
-    def forget(self, name: str) -> None:
-        """See ``Topics``."""
-
-
-class ProducerTopics(TopicDirectory, BlockTopics, Protocol):
-    """The same for producers and their blocks."""
 
 
 class Log(Protocol):

@@ -42,7 +42,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.protocol.commands import Stated, TransactionRequest, Word
+from txmq.protocol.commands import Stated, Word
 from txmq.protocol.json_text import Fields
 from txmq.runtime import net
 from txmq.runtime.ports import Buffer, Clock
@@ -127,19 +127,6 @@ class ReconnectingConnection:
             except ConnectionLostError:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
-
-    def submit_transactions(
-        self, requests: Sequence[TransactionRequest], timeout: float, over: object = None
-    ) -> list[Reply]:
-        """``submit`` for many requests of transactions, in few writes, unchecked. If it raises, some may be sent.
-
-        ``over`` was ``live``: no other will do, as behind it there may be a broker that was restored."""
-        deadline, last = self._clock.monotonic() + timeout, len(requests) - 1
-        if (connection := self.connect(deadline)) is not over and over is not None:
-            raise ConnectionLostError("it was made anew")
-        return [
-            connection.transaction(deadline, *request, more_follows=at < last) for at, request in enumerate(requests)
-        ]
 
     def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
         """``submit_transaction`` behind a decision: the kernel has the request when this returns.

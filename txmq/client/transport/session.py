@@ -23,12 +23,10 @@ from typing import Any
 from txmq.errors import RemoteProtocolError
 from txmq.model import Outcome
 from txmq.runtime.threads import Lock
-from txmq.xid import NO_HOME, TxId
+from txmq.xid import TxId
 
 PROTOCOL = 1
 REQUEST_SIZE_BYTES_MAX = 16 << 20  # until the broker has announced its own
-_SESSION_BITS = 48  # as many as an id has room for; a counter has 64
-UNKNOWN_BITS = _SESSION_BITS + 55  # the id of a row has room for "-1f" behind it
 _KNOWN_OUTCOMES_MAX = 4096  # outcomes of lost transactions that are kept
 
 
@@ -42,7 +40,6 @@ class ClientSession:
         secret: needed to resume the session; never logged.
         in_flight_max: unanswered batches per partition that the broker tells apart from duplicates.
         request_size_bytes_max: largest body of a request.
-        takes_voids: the broker knows ``rollback <txid> voided``.
         fences_by_database: the broker knows ``outcome <txid> fence uuid=``.
         clock_ahead_ms: the broker's wall clock less this process's monotonic clock, as last measured; deadlines are
             sent in the broker's time, because this machine's wall clock may be set.
@@ -58,7 +55,6 @@ class ClientSession:
             self.secret = str(fields["secret"])
             self.in_flight_max = int(fields["in_flight_max"])
             self.request_size_bytes_max = int(fields["request_size_bytes_max"])
-            self.takes_voids = fields.get("voided") is True
             self.fences_by_database = fields.get("database_fences") is True
             self.clock_ahead_ms = 0 if monotonic_ms is None else int(fields["time_ms"]) - monotonic_ms
         except (KeyError, TypeError, ValueError) as error:
@@ -71,23 +67,6 @@ class ClientSession:
         self._kept: set[int] = set()  # those whose outcome a resolver may still ask for
         self.lost: deque[int] = deque()
         self._outcomes: dict[int, Outcome] = {}
-
-    @classmethod
-    def unknown(cls, cluster: str, chance: int) -> ClientSession:
-        """A session that no broker has given, for ids of transactions that no broker is asked about.
-
-        Args:
-            cluster: 16 hex digits.
-            chance: a random number of UNKNOWN_BITS: the database keeps millions of ids for a day, and takes none twice.
-        """
-        first, number = divmod(chance, 1 << _SESSION_BITS)
-        fields = {
-            "cluster": cluster, "home": f"{NO_HOME:016x}", "session": f"{number:x}", "epoch": 0, "secret": "",
-            "in_flight_max": 1, "request_size_bytes_max": REQUEST_SIZE_BYTES_MAX,
-        }  # fmt: skip
-        session = cls(fields)
-        session._numbers = count(first + 1)
-        return session
 
     def next_txid(self) -> tuple[int, str]:
         """A new transaction id as counter and text, without making a ``TxId``."""

@@ -32,7 +32,6 @@ from txmq.errors import (
 from txmq.log.records import Record, decode
 from txmq.model import Message, Outcome
 from txmq.protocol.branches import split_branches
-from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
@@ -40,7 +39,6 @@ from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
 from txmq.testing.simulated.held_transaction import HeldTransaction
 from txmq.testing.simulated.routes import SimulatedRoutes
-from txmq.testing.simulated.topics import SimulatedTopics
 from txmq.xid import TxId
 
 _DECIDED = ("decided", "committed")
@@ -86,7 +84,6 @@ class SimulatedBroker:
         self.holds, self.tokens = Holding(self.clock), dict[str, str]()
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
         self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
-        self.topics = SimulatedTopics(lambda: self.topic_ids)
         self._held: dict[str, HeldTransaction] = {}
         self._assigned: dict[tuple[str, int], int] = defaultdict(int)
 
@@ -193,18 +190,6 @@ class SimulatedBroker:
         verb, *arguments = head.removesuffix(" held").removesuffix(" delayable").split(" ")
         left_s = max(deadline - self.clock.monotonic(), 0.0)
         return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=left_s)
-
-    @property
-    def live(self) -> object:
-        """As of ``ReconnectingConnection``: its one connection."""
-        return self
-
-    def submit_transactions(
-        self, requests: Sequence[TransactionRequest], timeout: float, over: object = None
-    ) -> list[FakeReply]:
-        """As ``Connection.submit_transactions``."""
-        deadline = self.clock.monotonic() + timeout
-        return [self.submit_transaction(*request, deadline) for request in requests]
 
     def write_transaction(self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None) -> FakeReply:
         """As ``Connection.write_transaction``."""

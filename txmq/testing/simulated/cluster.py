@@ -14,7 +14,6 @@ from txmq.log.records import Record
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.routes import SimulatedRoutes
-from txmq.testing.simulated.topics import SimulatedTopics
 from txmq.xid import TxId
 
 
@@ -23,7 +22,6 @@ class SimulatedCluster:
 
     Attributes:
         homes: the brokers.
-        topics: what the client knows of them.
     """
 
     def __init__(self, count: int = 3, **settings: Any) -> None:
@@ -33,7 +31,6 @@ class SimulatedCluster:
             for number in range(count)
         ]
         self.routes = SimulatedRoutes(*self.homes)
-        self.topics = SimulatedTopics(lambda: self.homes[0].topic_ids, count)
         self.timeout = 5.0
         self.resolver: BackgroundResolver | None = None
 

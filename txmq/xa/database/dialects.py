@@ -9,7 +9,7 @@ PostgreSQL 15, section 20.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -72,7 +72,6 @@ class Dialect:
             as they say; empty for SQLite, where ``connect`` is told, and where ``resolving`` says it.
         settings: statements at the start of each transaction, whose effect ends with it. A connection of PostgreSQL may
             be another one in the next transaction (pgbouncer), and another client's: nothing is set for longer.
-        current: such statements, so that a transaction sees what others have committed.
         resolving: such statements of a resolver's.
         installing: such statements of ``install``'s: only one of these transactions goes on at a time.
         forces_commit: SQL condition that holds and makes this transaction's commit durable, whatever the session or
@@ -81,12 +80,7 @@ class Dialect:
         placeholder: how most drivers write a parameter.
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
             the server's binary log refuses it.
-        why_not_current: why statements of this connection do not see what others have committed before them, or None.
-        statement_bytes_max: the largest statement that the server takes, or None.
         delete: how a statement that deletes rows by their key begins.
-        delete_with_keys: statements that delete rows of an outbox and their keys, by a condition on the rows, which are
-            called ``o`` in it, and are found by their ``seq``; each of these has the condition's parameters.
-        row_values: what stands in front of a list of rows.
         identity_key, marker_key: what lets the server itself keep markers of another identity out, behind the columns
             of the two tables; empty if a condition of the INSERT costs as little.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back, of all schemas that the
@@ -124,21 +118,13 @@ class Dialect:
     weakness: Callable[[Connection], str | None]
     placeholder: str = "%s"
     settings: tuple[str, ...] = ()
-    current: tuple[str, ...] = ()
     resolving: tuple[str, ...] = ()
     installing: tuple[str, ...] = ()
     forces_commit: str = ""
     turn_to_install: tuple[str, str] | None = None
     strengthen: Callable[[Connection], None] = lambda _connection: None
     read_committed: Callable[[Connection], str] = lambda _connection: ""
-    why_not_current: Callable[[Connection], str | None] = lambda _connection: None
-    statement_bytes_max: Callable[[Connection], int | None] = lambda _connection: None
     delete: str = "DELETE FROM {table}"
-    delete_with_keys: Callable[[str, str, str], Sequence[str]] = lambda rows, keys, condition: (
-        f"DELETE FROM {keys} WHERE id IN (SELECT o.id FROM {rows} AS o WHERE {condition})",  # noqa: S608
-        f"DELETE FROM {rows} AS o WHERE {condition}",  # noqa: S608
-    )
-    row_values: str = "VALUES "
     identity_key: str = ""
     marker_key: str = ""
     engines: str = ""
@@ -251,12 +237,6 @@ def server_began_ms(connection: Connection) -> int:
             return 1000 * (int(before) - int(text(uptime_s)) + 1)
 
 
-def _mysql_delete_with_keys(rows: str, keys: str, condition: str) -> Sequence[str]:
-    """Both by one statement, and by these indexes alone: a scan would wait for every open transaction."""
-    found = f"{rows} AS o FORCE INDEX (PRIMARY) LEFT JOIN {keys} AS k FORCE INDEX (id) ON k.id = o.id"
-    return (f"DELETE o, k FROM {found} WHERE {condition}",)
-
-
 def _number(error: BaseException) -> Any:
     number = getattr(error, "errno", None)  # of MariaDB's connector, whose errors have only a text else
     return number if isinstance(number, int) else error.args[0] if error.args else None
@@ -283,30 +263,6 @@ def _mysql_read_committed(connection: Connection) -> str:
     if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
         return ""  # it refuses what is written at READ COMMITTED
     return "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
-
-
-def _mysql_why_not_current(connection: Connection) -> str | None:
-    found = mysql_variables(connection, "transaction_isolation", "tx_isolation")
-    connection.rollback()
-    return _why_not_read_committed(next(iter(found.values()), "unknown"))
-
-
-def _mysql_statement_bytes_max(connection: Connection) -> int | None:
-    found = mysql_variables(connection, "max_allowed_packet")
-    connection.rollback()
-    return int(found["max_allowed_packet"])
-
-
-def _postgresql_why_not_current(connection: Connection) -> str | None:
-    # Of a transaction as the driver begins it: psycopg, Django and SQLAlchemy put the level into BEGIN.
-    ((found,),) = run(connection, "SHOW transaction_isolation")[0]
-    connection.rollback()
-    return _why_not_read_committed(text(found))
-
-
-def _why_not_read_committed(found: str) -> str | None:
-    level = found.replace("-", " ").upper()
-    return None if level == "READ COMMITTED" else f"its transactions are {level}"
 
 
 def _mysql_rolls_back(connection: Connection, error: BaseException) -> bool:
@@ -401,12 +357,8 @@ MYSQL = Dialect(
     weakness=_mysql_weakness,
     turn_to_install=(f"SELECT GET_LOCK('txmq install', {_INSTALL_WAIT_S})", "SELECT RELEASE_LOCK('txmq install')"),
     read_committed=_mysql_read_committed,
-    why_not_current=_mysql_why_not_current,
-    statement_bytes_max=_mysql_statement_bytes_max,
     # For many keys among few rows a full scan is cheaper: it waits for every open transaction, at any isolation.
     delete="DELETE {table} FROM {table} FORCE INDEX (PRIMARY)",
-    delete_with_keys=_mysql_delete_with_keys,
-    row_values="",
     identity_key=", UNIQUE KEY (uuid)",
     # NULL, as an INSERT that reads the identity leaves it, refers to nothing.
     marker_key=", uuid VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, "
@@ -434,7 +386,6 @@ POSTGRESQL = Dialect(
     number="BIGINT",
     table_options="",
     for_resolvers="",
-    current=(_POSTGRESQL_CURRENT,),
     resolving=(_POSTGRESQL_CURRENT, f"SELECT set_config('lock_timeout', '1s', true), {_POSTGRESQL_FORCED}"),
     forces_commit=f"{_POSTGRESQL_FORCED} <> ''",
     # CREATE TABLE IF NOT EXISTS fails in all but one of those that run at the same moment.
@@ -446,7 +397,6 @@ POSTGRESQL = Dialect(
     is_held=lambda error: sqlstate(error) == "55P03",
     ends_idle="set_config('idle_in_transaction_session_timeout', CAST(LEAST(GREATEST("
     "? - CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT), 1000), 2147483647) AS TEXT), true) IS NOT NULL",
-    why_not_current=_postgresql_why_not_current,
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,
     is_answer=lambda error: sqlstate(error) is not None,

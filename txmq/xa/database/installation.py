@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -29,29 +29,20 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError
 from txmq.model import is_valid_name
-from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run, silence_copy
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.marker_schema import create_tables, look_for_key, statements
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
-from txmq.xa.database.outbox_tables import OutboxTables
-from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.sqlite_file import main_file
-from txmq.xa.database.statement import Compounds
+from txmq.xa.database.statement import Compound
 from txmq.xa.database.token_table import TokenTable
 
 CHECK_EVERY_S = 60.0
 CLOCK_ERROR_MS = 1000  # of a measurement: a slow answer
-STATEMENT_OVERHEAD_BYTES = 4096
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _TABLES_SHOWN_MAX = 5
-_HOW_TO_BE_CURRENT = {
-    "mysql": "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED "
-    "(of MariaDB with binlog_format other than STATEMENT)",
-    "postgresql": "give it the isolation level READ COMMITTED, in the driver, the framework, or the database's default",
-}
 
 
 class DatabaseSession:
@@ -62,10 +53,9 @@ class DatabaseSession:
         checked: when that was, on the monotonic clock.
         is_bound_to_thread: only the thread that opened it may use it.
         takes_packets: several statements may be sent to it in one text (``mysql_server.send``).
-        outbox: the tables for messages of the database's own; None if the resource has none.
         begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock.
         is_answer_owed: the answer to that is unread.
-        compounds: what is prepared on it.
+        compound: what is prepared on it.
     """
 
     __slots__ = (
@@ -73,21 +63,19 @@ class DatabaseSession:
         "begun_at",
         "checked",
         "clock_ahead_ms",
-        "compounds",
+        "compound",
         "connection",
         "is_answer_owed",
         "is_bound_to_thread",
-        "outbox",
         "table",
         "takes_packets",
     )
 
     def __init__(self, connection: Any, table: MarkerTable) -> None:
         self.connection, self.table = connection, table
-        self.outbox: OutboxTables | None = None
         self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
-        self.compounds, self.is_answer_owed = Compounds(), False
+        self.compound, self.is_answer_owed = Compound(), False
 
     def on(self, connection: Any) -> DatabaseSession:
         """The same session on this connection; None: without a reference to one."""
@@ -98,8 +86,6 @@ class DatabaseSession:
     def begin_with(self, settings: tuple[str, ...]) -> None:
         """Have each transaction begin with these settings (``Dialect.settings``)."""
         self.table.dialect = replace(self.table.dialect, settings=settings)
-        if self.outbox is not None:
-            self.outbox.dialect = self.table.dialect
 
 
 class Lent:
@@ -136,13 +122,11 @@ class Demands:
         ignore_tables: tables (``table``, ``schema.table`` or ``schema.*``) that may be of an engine that cannot roll
             back.
         two_phase: its engines must be able to prepare, too.
-        outbox: it has tables for messages, and its connections see what others have committed.
     """
 
     allow_weak_durability: bool = False
     ignore_tables: Collection[str] = ()
     two_phase: bool = False
-    outbox: bool = False
 
 
 class Installation:
@@ -165,7 +149,7 @@ class Installation:
             raise ConfigError(f"resource {name!r}: ignore_tables= takes a list of names, not one text")
         self.name, self.uuid, self.cluster = name, None, ""  # type: str, str | None, str
         self.table, self._dialect, self._demands, self._clock = table, dialect, demands, clock
-        self._has_privileges = self._is_server_checked = self._has_outbox = False
+        self._has_privileges = self._has_token_table = False
         self._distrusts_before = float("-inf")  # what was measured before this moment
         self._own: WeakSet[DatabaseSession] = WeakSet()
         watch_forks(self)
@@ -177,21 +161,14 @@ class Installation:
             raise ConfigError(f"resource {self.name!r} has no identity yet")
         return self.uuid
 
-    def install(
-        self, connection: Connection, cluster: str | None, random: Random, topics: Mapping[str, TopicSize], *,
-        adopt: bool = False,
-    ) -> None:  # fmt: skip
-        """Create missing tables and identity; of an outbox the known server. See ``LastResource.install``.
-
-        Args:
-            topics: for the outbox to know.
-        """
+    def install(self, connection: Connection, cluster: str | None, random: Random, *, adopt: bool = False) -> None:
+        """Create missing tables and identity. See ``LastResource.install``."""
         table = MarkerTable.on(connection, self.table, self._dialect)
         with self._unless_busy(connection, table):
             self._require_usable(connection, table)
             table.dialect = replace(table.dialect, settings=table.dialect.installing)
             with self._turn_to_install(connection, table.dialect):
-                self._install(connection, table, cluster, random, topics, adopt=adopt)
+                self._install(connection, table, cluster, random, adopt=adopt)
 
     @contextmanager
     def _turn_to_install(self, connection: Connection, dialect: Dialect) -> Iterator[None]:
@@ -216,9 +193,8 @@ class Installation:
                 connection.rollback()
 
     def _install(
-        self, connection: Connection, table: MarkerTable, cluster: str | None, random: Random,
-        topics: Mapping[str, TopicSize], *, adopt: bool,
-    ) -> None:  # fmt: skip
+        self, connection: Connection, table: MarkerTable, cluster: str | None, random: Random, *, adopt: bool
+    ) -> None:
         if adopt:
             self._check_identity(connection, table, cluster)  # a database that is not installed is a mistake
         if not table.is_there(connection):
@@ -228,27 +204,6 @@ class Installation:
         if table.identity(connection) is None:
             self._put_identity(connection, table, DatabaseIdentity(self.name, f"{random.bits(128):032x}", ""))
         self._check_identity(connection, table, cluster)
-        if self._demands.outbox:
-            with self._named(connection, table, ": its outbox cannot be created"):
-                outbox = OutboxTables.beside(table)
-                outbox.create(connection, f"{random.bits(128):032x}")
-                outbox.tell_topics(connection, topics)
-        if self._demands.outbox or (adopt and self._has_known_server(connection, table)):
-            self._put_server(connection, table, adopt=adopt)
-
-    def _has_known_server(self, connection: Connection, table: MarkerTable) -> bool:
-        try:
-            return table.known_server(connection) is not None
-        except Exception as error:
-            if not is_error(error):
-                raise
-            return False
-
-    def _put_server(self, connection: Connection, table: MarkerTable, *, adopt: bool) -> None:
-        known, found = table.known_server(connection), table.found_server(connection)
-        if known is None or (adopt and known != found):
-            table.put_server(connection, found)
-            get_logger(resource=self.name).info("server known from now on", server=found, before=known)
 
     def sqlite_path(self, connection: Connection) -> str:
         """The file of an SQLite database, which a resolver opens; one in memory has none.
@@ -289,50 +244,11 @@ class Installation:
                 "correct it, or accept it with allow_weak_durability=True"
             )
         self._check_identity(connection, table, cluster)
-        self._check_server(connection, table)
+        self._check_token_table(connection, table)
         self._check_privileges(connection, table)
         session = DatabaseSession(connection, table)
-        if self._demands.outbox:
-            session.outbox = self._outbox_on(connection, table)
         self.recheck(session)
         return session
-
-    def _outbox_on(self, connection: Connection, table: MarkerTable) -> OutboxTables:
-        outbox = OutboxTables.beside(table)
-        with self._named(connection, table, " has no outbox that can be read; call install() once with outbox=True"):
-            if not self._has_outbox and not outbox.is_there(connection):
-                raise ConfigError(f"resource {self.name!r} has no outbox; call install() once with outbox=True")
-        self._has_outbox = True
-        statement = table.dialect.statement_bytes_max(connection)
-        # A driver may write two bytes for each one.
-        outbox.row_bytes_max = None if statement is None else statement // 2 - STATEMENT_OVERHEAD_BYTES
-        return outbox
-
-    def read_committed(self, session: DatabaseSession) -> None:
-        """Make a connection of the resource's own see what others have committed. Outside any transaction."""
-        dialect = session.table.dialect
-        statement = dialect.read_committed(session.connection)
-        if statement:
-            run(session.connection, statement)
-            session.connection.commit()
-        if dialect.current and dialect.why_not_current(session.connection) is not None:
-            session.begin_with(dialect.current)
-        else:
-            self.require_current(session)
-
-    def require_current(self, session: DatabaseSession) -> None:
-        """Refuse a connection that would not see which messages wait in the outbox. Outside any transaction.
-
-        Raises:
-            ConfigError: its transactions look at a snapshot.
-        """
-        dialect = session.table.dialect
-        why = dialect.why_not_current(session.connection)
-        if why is not None:
-            raise ConfigError(
-                f"resource {self.name!r} has an outbox, and this connection would not see what waits in it: {why}; "
-                f"{_HOW_TO_BE_CURRENT[dialect.name]}"
-            )
 
     def _require_usable(self, connection: Connection, table: MarkerTable) -> None:
         self.require_idle(connection, table)
@@ -403,25 +319,14 @@ class Installation:
             table.probe(connection)
         self._has_privileges = True
 
-    def _check_server(self, connection: Connection, table: MarkerTable) -> None:
-        """Make sure that there is a table of tokens; of an outbox, log once that its server is not the known one."""
-        if self._is_server_checked:
+    def _check_token_table(self, connection: Connection, table: MarkerTable) -> None:
+        if self._has_token_table:
             return
         older = " was installed by an older txmq; call install() once"
         older += f" (and GRANT SELECT, INSERT, UPDATE, DELETE ON {table.name}_token TO its user)"
         with self._named(connection, table, older):
             TokenTable(table).row(connection, "")
-            known = found = None
-            if self._demands.outbox:
-                known, found = table.known_server(connection), table.found_server(connection)
-        if self._demands.outbox and known is None:
-            raise ConfigError(f"resource {self.name!r}{older}")
-        if known != found:
-            get_logger(resource=self.name).warning(
-                "not the known server: what a dead client leaves stays in doubt; see txmq resolver adopt",
-                known=known, found=found,
-            )  # fmt: skip
-        self._is_server_checked = True
+        self._has_token_table = True
 
     def _check_identity(self, connection: Connection, table: MarkerTable, cluster: str | None) -> None:
         with self._named(connection, table, " cannot be identified; call install() once"):

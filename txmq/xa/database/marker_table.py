@@ -6,27 +6,19 @@ first: the primary key lets exactly one of the two in. If that insert is acknowl
 more: rolled back, for good. If it meets the owner's row, that one is read in a new transaction which also writes to it
 and commits, so that it is durable before it is reported.
 
-Of an outboxed transaction the owner's row says so: the rows are committed, the messages wait beside them
-(``outbox_tables``), and whatever the broker has prepared is void. Of an *enclosed* one no broker was ever asked for
-anything: its row is there for who asks for the outcome, and leaves soon behind the deadline. From a moment before that
-on, nobody takes its absence for a rollback (``insert_rolled_back``).
-
 Tables::
 
-    <table>          txid (primary key), outcome ('committed' | 'rolled-back' | 'outboxed' | 'enclosed'), deadline_ms,
-                     written_ms, seen (grows with each look; before, in the owner's row, the number of its session, by
-                     which a resolver ends it while the row is uncommitted); in MySQL and MariaDB also uuid, a foreign
-                     key of the identity's, or NULL
+    <table>          txid (primary key), outcome ('committed' | 'rolled-back'), deadline_ms, written_ms, seen (grows
+                     with each look; before, in the owner's row, the number of its session, by which a resolver ends it
+                     while the row is uncommitted); in MySQL and MariaDB also uuid, a foreign key of the identity's, or
+                     NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
     <table>_token    the fencing tokens (``token_table``)
-    <table>_server   with an outbox: id (always 1), fingerprint of the known server (``fingerprint``)
 
 Invariants:
     * a rolled-back row keeps the owner's out of this database, and proves a rollback only under the newest fencing
-      token (``xa/fencing.py``); of what went to an outbox, in the known server only, whose row stands beside the
-      identity's, which writers lock at REPEATABLE READ;
-    * an outcome that is committed never changes; only the marker sweep deletes a row (``marker_sweep.py``), and an
-      outboxed one its own (``outbox_tables``);
+      token (``xa/fencing.py``);
+    * an outcome that is committed never changes; only the marker sweep deletes a row (``marker_sweep.py``);
     * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's
       clock; both are conditions of the INSERT itself, or the foreign key is (``insert_committed_or_fail``);
     * rows are deleted by their keys, at most EXPIRED_SIZE at once: writers of other rows do not wait for it;
@@ -45,17 +37,13 @@ from txmq.errors import ConfigError
 from txmq.model import is_valid_table
 from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of, server_began_ms
-from txmq.xa.database.fingerprint import StrangeServerError, fingerprint
 from txmq.xa.database.sqlite_turns import WriterTurn
 from txmq.xa.database.statement import Statement
 
-COMMITTED, ROLLED_BACK, OUTBOXED, ENCLOSED = "committed", "rolled-back", "outboxed", "enclosed"
+COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
-_LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}(?:-%-%)?\Z|\*\Z")  # ids, slots, patterns of slots; any key
-
-Condition = tuple[str, list[str]]
-"""Of an INSERT, as SQL with ``?`` for its parameters, and these."""
+_LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +56,14 @@ class DatabaseIdentity:
     cluster: str
 
 
-def is_literal(word: str) -> bool:
-    """Whether a word may stand between quotes in SQL."""
-    return _LITERAL.match(word) is not None
-
-
-def are_literals(words: Sequence[str]) -> bool:
-    """``is_literal`` of each."""
-    return all(map(_LITERAL.match, words))
-
-
-def written_out(condition: Condition) -> str:
-    """A condition without parameters, as SQL.
+def _require_literals(txid: str, uuid: str) -> None:
+    """Make sure that both may stand between quotes in SQL.
 
     Raises:
-        ValueError: a parameter is not what it is called.
+        ValueError: txid or uuid are not what they are called.
     """
-    if not are_literals(condition[1]):
-        raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in condition[1][:8])}")
-    literals = iter(condition[1])
-    return "".join(f"'{next(literals)}'" if piece == "?" else piece for piece in re.split(r"(\?)", condition[0]))
+    if not (_LITERAL.match(txid) and _LITERAL.match(uuid)):
+        raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
 
 
 @contextmanager
@@ -151,7 +127,6 @@ class MarkerTable:
 
     def _name(self, table: str) -> None:
         dialect, self.name = self.dialect, table
-        self._known_server = f"SELECT fingerprint FROM {table}_server WHERE id = 1"  # noqa: S608
         self._delete = dialect.delete.format(table=table)
         conditions = (dialect.forces_commit if not self._is_weak else "", dialect.ends_idle)
         also = "".join(f" AND {condition}" for condition in conditions if condition)
@@ -160,8 +135,6 @@ class MarkerTable:
             f"SELECT ?, '{COMMITTED}', ?, {dialect.now_ms}, {dialect.session_number} FROM {table}_identity "
             f"WHERE id = 1 AND uuid = ? AND {dialect.now_ms} < ?{also}"
         )
-        self._insert_outboxed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{OUTBOXED}'")
-        self._insert_enclosed = self._insert_committed.replace(f"'{COMMITTED}'", f"'{ENCLOSED}'")
 
     @classmethod
     def on(
@@ -245,44 +218,6 @@ class MarkerTable:
                 (identity.name, identity.uuid, identity.cluster),
             )
 
-    def known_server(self, connection: Connection) -> str | None:
-        """The fingerprint of the known server, of an outbox; None if none was put.
-
-        Raises:
-            the driver's error: the table is missing.
-        """
-        rows = self._read(connection, self._known_server)
-        return text(rows[0][0]) if rows else None
-
-    def found_server(self, connection: Connection) -> str:
-        """The fingerprint of the server that answers."""
-        try:
-            return fingerprint(connection, self.dialect)
-        finally:
-            with suppress(Exception):  # drivers that begin by themselves have begun a transaction
-                connection.rollback()
-
-    def put_server(self, connection: Connection, found: str) -> None:
-        """Make this server the known one, whichever was. Own transaction."""
-        with own_transaction(connection, self.dialect):
-            self._run(connection, f"DELETE FROM {self.name}_server WHERE id = 1")  # noqa: S608
-            self._run(connection, f"INSERT INTO {self.name}_server (id, fingerprint) VALUES (1, ?)", (found,))  # noqa: S608
-
-    def require_known(self, connection: Connection) -> None:
-        """Make sure, for an outbox, that the known server answers; within a transaction, it is the one that answers it.
-
-        Raises:
-            StrangeServerError: it is another one: perhaps a copy.
-        """
-        rows, _ = self._run(connection, self._known_server)
-        known, found = text(rows[0][0]) if rows else "none", fingerprint(connection, self.dialect)
-        if known != found:
-            raise StrangeServerError(
-                f"this database is not the known one, but perhaps a copy ({found}; known: {known}): a marker that is "
-                "missing here proves nothing. If it was moved or failed over, and the old one is off for good: "
-                "txmq resolver adopt, or install(adopt=True)"
-            )
-
     def bind_cluster(self, connection: Connection, cluster: str) -> None:
         """Store the cluster if none is stored yet. Own transaction."""
         with own_transaction(connection, self.dialect):
@@ -306,108 +241,60 @@ class MarkerTable:
         ((now_ms,),) = self._read(connection, f"SELECT {self.dialect.now_ms}")
         return int(now_ms)
 
-    def insert_committed(
-        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, condition: Condition | None = None
-    ) -> bool:
+    def insert_committed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
         """The owner's row, in the transaction that is open.
 
         Args:
             deadline_ms: on the database's clock.
-            condition: one more.
 
         Returns:
-            False if nothing was inserted (``why_refused``): the deadline has passed, the database is not ``uuid``, or
-            the condition does not hold.
+            False if nothing was inserted: the database is not ``uuid`` (``is_expected``), or the deadline has passed.
 
         Raises:
             the driver's IntegrityError: a resolver has resolved the transaction before.
         """
-        statement, parameters = self._insert_committed, self._of_owner(txid, uuid, deadline_ms)
-        if condition is not None:
-            statement = f"{statement} AND {self._written(condition[0])}"
-            parameters += condition[1]
-        _, count = run(connection, statement, parameters)
+        parameters = [txid, deadline_ms, uuid, deadline_ms]
+        _, count = run(
+            connection, self._insert_committed, [*parameters, deadline_ms] if self.dialect.ends_idle else parameters
+        )
         return count == 1
 
-    def insert_committed_statement(
-        self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None = None
-    ) -> str:
+    def insert_committed_statement(self, txid: str, uuid: str, deadline_ms: int) -> str:
         """The same row as SQL without parameters, to be sent together with other statements.
 
         Raises:
-            ValueError: txid, uuid or a parameter of the condition are not what they are called.
+            ValueError: txid or uuid are not what they are called.
         """
-        words = [txid, uuid] if condition is None else [txid, uuid, *condition[1]]
-        if not are_literals(words):
-            raise ValueError(f"not to be written into SQL: {', '.join(repr(word[:80]) for word in words[:8])}")
+        _require_literals(txid, uuid)
         now = self.dialect.now_ms
-        statement = (
+        return (
             f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
             f"SELECT '{txid}', '{COMMITTED}', {int(deadline_ms)}, {now}, {self.dialect.session_number} "
             f"FROM {self.name}_identity "
             f"WHERE id = 1 AND uuid = '{uuid}' AND {now} < {int(deadline_ms)}"
         )
-        return statement if condition is None else f"{statement} AND {written_out(condition)}"
 
-    def insert_committed_or_fail(
-        self, txid: str, uuid: str, deadline_ms: int, outcome: str = COMMITTED, condition: Statement | None = None
-    ) -> Statement:
+    def insert_committed_or_fail(self, txid: str, uuid: str, deadline_ms: int) -> Statement:
         """The owner's row as SQL that fails unless it gets in: what is sent behind it is not done then.
 
         Only with ``has_key``. Behind an error of ``KEPT_OUT``, ``insert_committed`` tells why, or gets it in.
         One query less than a condition that reads the identity, which is the half of this statement's cost.
 
-        Args:
-            outcome: COMMITTED or ENCLOSED.
-            condition: one more.
-
         Raises:
             ValueError: txid or uuid are not what they are called.
         """
-        if not are_literals((txid, uuid)):
-            raise ValueError(f"not to be written into SQL: {txid[:80]!r}, {uuid[:80]!r}")
-        more, literals = ("", ()) if condition is None else (f" AND {condition.template}", condition.literals)
+        _require_literals(txid, uuid)
         return Statement(
             f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen, uuid) VALUES (%s, "  # noqa: S608
-            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < %s{more}, '{outcome}', NULL), "
+            f"IF(@@foreign_key_checks AND @@timestamp * 1000 < %s, '{COMMITTED}', NULL), "
             f"%s, @@timestamp * 1000, 0, '{uuid}')",
-            (f"'{txid}'", str(deadline_ms), *literals, str(deadline_ms)),
+            (f"'{txid}'", str(deadline_ms), str(deadline_ms)),
         )
 
-    def why_refused(self, connection: Connection, uuid: str, deadline_ms: int) -> str:
-        """Why the owner's row did not get in: "late", "strange" (another database), or "condition".
-
-        In the transaction that is open. What the condition looked at may have changed since.
-        """
-        ((why,),) = self._run(
-            connection,
-            f"SELECT CASE WHEN NOT EXISTS (SELECT 1 FROM {self.name}_identity WHERE id = 1 AND uuid = ?) "  # noqa: S608
-            f"THEN 'strange' WHEN {self.dialect.now_ms} >= ? THEN 'late' ELSE 'condition' END",
-            (uuid, deadline_ms),
-        )[0]
-        return text(why)
-
-    def insert_outboxed(self, connection: Connection, txid: str, uuid: str, deadline_ms: int) -> bool:
-        """As ``insert_committed``, for a transaction whose messages are beside its rows."""
-        _, count = run(connection, self._insert_outboxed, self._of_owner(txid, uuid, deadline_ms))
-        return count == 1
-
-    def insert_enclosed(
-        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, condition: Condition
-    ) -> bool:
-        """As ``insert_committed``, for a transaction whose messages are beside its rows, and which no broker knows."""
-        statement = f"{self._insert_enclosed} AND {self._written(condition[0])}"
-        _, count = run(connection, statement, [*self._of_owner(txid, uuid, deadline_ms), *condition[1]])
-        return count == 1
-
-    def make_outboxed(self, connection: Connection, txid: str) -> bool:
-        """Make the owner's uncommitted row an outboxed one, in the transaction that is open."""
-        _, count = self._run(
-            connection,
-            f"UPDATE {self.name} SET outcome = '{OUTBOXED}' WHERE txid = ? AND outcome = '{COMMITTED}'",  # noqa: S608
-            (txid,),
-        )
-        return count == 1
+    def is_expected(self, connection: Connection, uuid: str) -> bool:
+        """Whether this is the database ``uuid``. In the transaction that is open."""
+        identity = f"SELECT 1 FROM {self.name}_identity WHERE id = 1 AND uuid = ?"  # noqa: S608
+        return bool(self._run(connection, identity, (uuid,))[0])
 
     def outcome_of(self, connection: Connection, txid: str) -> str | None:
         """The outcome that stands in the row of ``txid``, committed or not by the broker; None without a row."""
@@ -425,34 +312,27 @@ class MarkerTable:
             )
 
     def insert_rolled_back(
-        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, before_ms: int | None = None,
-        *, waits: bool = True,
-    ) -> bool:  # fmt: skip
+        self, connection: Connection, txid: str, uuid: str, deadline_ms: int, *, waits: bool = True
+    ) -> bool:
         """A resolver's row. Own transaction: when this returns True, the owner's does not get into this database.
 
         Args:
-            before_ms: of one that went to an outbox: from this moment on, by the database's clock, the owner's row may
-                have left: nothing is inserted; nor in another server than the known one.
             waits: for a row that somebody holds.
 
         Returns:
-            False if the database is not ``uuid``, or it is too late: nothing was inserted, nothing is known.
+            False if the database is not ``uuid``: nothing was inserted, nothing is known.
 
         Raises:
-            StrangeServerError: perhaps a copy of the database; nothing was inserted.
             the driver's IntegrityError: there is a row; read it.
         """
-        in_time = "" if before_ms is None else f" AND {self.dialect.now_ms} < {int(before_ms)}"
         with own_transaction(connection, self.dialect, self.place):
             if self.dialect.waits_briefly and not waits:
                 self._run(connection, self.dialect.waits_briefly)
-            if before_ms is not None:
-                self.require_known(connection)
             _, count = self._run(
                 connection,
                 f"INSERT INTO {self.name} (txid, outcome, deadline_ms, written_ms, seen) "  # noqa: S608
                 f"SELECT ?, '{ROLLED_BACK}', ?, {self.dialect.now_ms}, 0 FROM {self.name}_identity "
-                f"WHERE id = 1 AND uuid = ?{in_time}",
+                "WHERE id = 1 AND uuid = ?",
                 (txid, deadline_ms, uuid),
             )
         return count == 1
@@ -556,11 +436,6 @@ class MarkerTable:
                 [text(txid) for (txid,) in expired],
             )
         return count
-
-    def _of_owner(self, txid: str, uuid: str, deadline_ms: int) -> list[Any]:
-        """The parameters of the owner's row."""
-        found = [txid, deadline_ms, uuid, deadline_ms]
-        return [*found, deadline_ms] if self.dialect.ends_idle else found
 
     def _read(self, connection: Connection, operation: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with reading(connection, self.dialect):

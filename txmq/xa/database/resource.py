@@ -17,19 +17,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import getattr_static
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from txmq.errors import (
-    BrokerAwayError,
-    ConfigError,
-    RolledBackError,
-    TransactionStateError,
-    TransactionTimeoutError,
-    caused,
-)
+from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError, caused
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.workers import WorkUnendedError
@@ -38,7 +31,6 @@ from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.dbapi import driver_of, limit_of
 from txmq.xa.database.guarded_connection import NO_ANSWER
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
-from txmq.xa.database.outbox_topics import TopicSize
 from txmq.xa.database.thread_connection import GivenUp, lent, opened, return_lent
 from txmq.xa.fencing import Drawn, Fence
 
@@ -78,7 +70,6 @@ class DatabaseResource(ABC, Generic[S]):
         self.name, self._connect = name, connect
         self.clock: Clock = clock or OSClock()
         self.installation = Installation(name, table, dialect, demands, self.clock)
-        self._has_outbox = demands.outbox
         self._random: Random = random or OSRandom()
         self._lent = Lent()
         self._pool: ConnectionPool[S] = ConnectionPool()
@@ -98,9 +89,6 @@ class DatabaseResource(ABC, Generic[S]):
     def install(self, client: InstallingClient | None = None, *, adopt: bool = False) -> None:
         """Create the marker and identity tables if they are missing. Idempotent.
 
-        With an outbox the database learns its cluster and all topics, for processes that start while the broker is
-        away. If the broker is away now, what it has learned before is enough.
-
         Args:
             client: binds the database to this client's cluster now; without it the first transaction does.
             adopt: this is the database from now on, whichever was: it was restored, or a copy has taken its place, and
@@ -109,7 +97,7 @@ class DatabaseResource(ABC, Generic[S]):
         Raises:
             ConfigError: another resource or another cluster has been installed there, the user may not, or an SQLite
                 database is in memory; or the client is one of ``txmq.aio``, which nobody can wait for here.
-            BrokerAwayError: the broker is away, and the database has no outbox, or belongs to no cluster yet.
+            BrokerAwayError: the broker is away: without a client the tables are made all the same.
 
         Durability: the tables are committed when this returns.
         """
@@ -120,27 +108,15 @@ class DatabaseResource(ABC, Generic[S]):
             )
         if adopt and client is None:
             raise ConfigError(f"resource {self.name!r}: install(client, adopt=True): the broker has to be told")
-        away: BrokerAwayError | None = None
-        cluster: str | None = None
-        topics: Mapping[str, TopicSize] = {}
+        cluster = None if client is None else cluster_of(client)
         connection = opened(self._connect, self._given_up)
         try:
             self._check_driver(connection)
-            if client is not None:
-                try:
-                    cluster, topics = cluster_of(client), self._topics_of(client)
-                except BrokerAwayError as error:
-                    away = error
-            self.installation.install(connection, cluster, self._random, topics, adopt=adopt)
+            self.installation.install(connection, cluster, self._random, adopt=adopt)
         finally:
             close_connection(connection)
-        if away is not None and (adopt or not (self._has_outbox and self.installation.cluster)):
-            raise away
         if adopt and client is not None:
             self._adopt(client)
-
-    def _topics_of(self, client: InstallingClient) -> Mapping[str, TopicSize]:
-        return client.topics.sizes() if self._has_outbox else {}
 
     def new_token(self) -> str:
         """A fencing token, 32 hex digits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from types import ModuleType
 from typing import Any
@@ -14,12 +13,6 @@ from txmq.xa.database.dbapi import Connection, run
 def main_file(connection: Connection) -> str:
     """The absolute path of the connection's file; empty for a database in memory."""
     return next((str(path) for _, name, path in run(connection, "PRAGMA database_list")[0] if name == "main"), "")
-
-
-def names_of(path: str) -> tuple[int, int]:
-    """Device and inode of the file that a path leads to now."""
-    found = os.stat(path)  # noqa: PTH116  a path of the database's, not ours
-    return found.st_dev, found.st_ino
 
 
 def open_existing(driver: ModuleType | None, path: str, timeout_s: float) -> Any:

@@ -22,16 +22,16 @@ class Statement(NamedTuple):
         return self.template % self.literals
 
 
-class Compounds:
-    """The compound statements that are prepared on a connection.
+class Compound:
+    """The compound statement that is prepared on a connection.
 
     Attributes:
-        names: by what they are made of.
-        are_refused: the server does not prepare them, or forgets them.
+        name: None before it was prepared.
+        is_refused: the server does not prepare it, or forgets it.
     """
 
-    __slots__ = ("are_refused", "names")
+    __slots__ = ("is_refused", "name")
 
     def __init__(self) -> None:
-        self.names: dict[tuple[str, ...], str] = {}
-        self.are_refused = False
+        self.name: str | None = None
+        self.is_refused = False

@@ -6,8 +6,7 @@ next transaction, with that one's savepoint, so that a block that follows at onc
 without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's answer, if
 it has one of its own. An empty transaction holds no locks and no snapshot. The server does nothing behind a statement
 that fails, so COMMIT needs a marker that fails if it does not get in (``MarkerTable.insert_committed_or_fail``). Where
-there is none, and if the marker is to look at the outbox, release and marker are a packet of their own, sent while the
-broker prepares.
+there is none, release and marker are a packet of their own, sent while the broker prepares.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
@@ -21,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -32,17 +31,12 @@ from txmq.xa.database.dbapi import is_error, is_integrity_error, limit_of, run
 from txmq.xa.database.dialects import waiting_shortly
 from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
 from txmq.xa.database.installation import DatabaseSession, Installation
-from txmq.xa.database.marker_table import COMMITTED, Condition, MarkerTable
+from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import commit, discard_results, send
-from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_tables import row_id
-from txmq.xa.database.outbox_topics import TopicsAgreed, TopicSize
 from txmq.xa.database.resource import WAIT_S_MIN
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
-from txmq.xa.database.statement import Statement
 from txmq.xa.database.thread_connection import LeftConnectionError, return_lent
 from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
-from txmq.xa.last_resource.enclosing import Enclosed, Waiting
 from txmq.xa.last_resource.resolving import ResolvingConnection
 
 ABSENT = ""  # no marker
@@ -84,10 +78,7 @@ class Branch:
 
     Attributes:
         uuid: identity of the database.
-        was_kept_out: what went with COMMIT did not get in at first, and then did: the age of its topics is another one.
     """
-
-    was_kept_out = False
 
     def __init__(
         self, resource: BranchResource, session: DatabaseSession, *, is_own: bool, timeout_s: float
@@ -99,9 +90,7 @@ class Branch:
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
         self._guard = Guard((lambda: connection.in_transaction) if knows_state else None, self._limit)
         self._has_savepoint, self._releasing = True, ""  # txmq has not released it; a txid: with this one's marker
-        self._has_marker = False
         self._marker: tuple[str, int] | None = None  # that goes with COMMIT: of this txid, with this deadline
-        self._enclosed: Enclosed | None = None  # that goes with COMMIT, in place of it
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
         self.connection = guarded(session.connection, self._guard)
@@ -202,70 +191,48 @@ class Branch:
         """Note an exception of the body: its causes may be errors that the guard did not see."""
         self._guard.note(error)
 
-    def leave_marker_to_commit(self, txid: str, timeout_s: float, keys: Collection[OutboxKey] = ()) -> bool:
+    def leave_marker_to_commit(self, txid: str, timeout_s: float) -> bool:
         """Whether ``commit`` puts the marker in, in front of COMMIT; otherwise ``insert_marker`` does.
 
         Args: as of ``insert_marker``.
         """
         session = self._session
-        if not (session.takes_packets and session.table.has_key) or (session.outbox is not None and keys):
+        if not (session.takes_packets and session.table.has_key):
             return False
-        self._marker = txid, self.deadline_ms(timeout_s)
+        self._marker = txid, self._deadline_ms(timeout_s)
         return True
 
-    def insert_marker(self, txid: str, timeout_s: float, keys: Collection[OutboxKey] = ()) -> bool:
-        """Put the committed marker into the open transaction, unless an earlier message of these keys waits there.
+    def insert_marker(self, txid: str, timeout_s: float) -> None:
+        """Put the committed marker into the open transaction.
 
         Args:
             timeout_s: from the beginning of the transaction, by the database's clock.
-            keys: of the block's messages, if the resource has an outbox.
-
-        Returns:
-            False if one waits: this block's messages are to wait behind it (``fill_outbox``).
 
         Raises:
             TransactionTimeoutError: the deadline has passed on the database's clock.
             RolledBackError: a resolver was faster, another database answers, or the statement failed.
             HeuristicError: as ``end_body``.
         """
-        deadline_ms, outbox = self.deadline_ms(timeout_s), self._session.outbox
-        condition = outbox.nobody_waits(keys) if outbox is not None and keys else None
+        session, deadline_ms = self._session, self._deadline_ms(timeout_s)
         with self._limit, self._marking(txid):
-            self._has_marker = self._insert_marker(txid, deadline_ms, condition)
-            if not self._has_marker:
-                self._require_condition(txid, deadline_ms, condition)
-        return self._has_marker
+            if session.takes_packets:
+                is_in = self._insert_with_release(txid, deadline_ms)
+            else:
+                is_in = session.table.insert_committed(session.connection, txid, self.uuid, deadline_ms)
+            if not is_in:
+                raise self._why_kept_out(txid, deadline_ms)
 
-    def deadline_ms(self, timeout_s: float) -> int:
-        """The deadline of a transaction that may take so long, by the database's clock."""
+    def _deadline_ms(self, timeout_s: float) -> int:
         return self._deadline_base_ms + int(timeout_s * 1000)
 
-    def proves_until_ms(self, timeout_s: float, kept_ms: int) -> int:
-        """Until when, by the database's clock, the absence of the marker proves that it was never there.
-
-        Args:
-            kept_ms: how long markers are kept: twice as long as that.
-        """
-        return self.deadline_ms(timeout_s) + kept_ms // 2
-
-    def _insert_marker(self, txid: str, deadline_ms: int, condition: Condition | None) -> bool:
-        session, uuid = self._session, self.uuid
-        if session.takes_packets:
-            return self._insert_with_release(txid, uuid, deadline_ms, condition)
-        return session.table.insert_committed(session.connection, txid, uuid, deadline_ms, condition)
-
-    def _require_condition(self, txid: str, deadline_ms: int, condition: Condition | None) -> None:
-        """Raise why the marker was kept out, unless the condition did that."""
+    def _why_kept_out(self, txid: str, deadline_ms: int) -> RolledBackError:
         session, resource = self._session, self.resource
-        why = session.table.why_refused(session.connection, self.uuid, deadline_ms)
-        if why == "condition" and condition is not None:
-            return
-        if why == "strange":
+        if not session.table.is_expected(session.connection, self.uuid):
             text = f"another database answers than {resource.name!r}: its identity is not {self.uuid}"
-            raise RolledBackError(text, txid)
-        if why == "late" and not resource.installation.is_late(session, deadline_ms):
-            raise RolledBackError(f"the clock of {resource.name!r} was set while the block ran", txid, retriable=True)
-        raise TransactionTimeoutError("the deadline has passed on the database's clock", txid)
+            return RolledBackError(text, txid)
+        if not resource.installation.is_late(session, deadline_ms):
+            return RolledBackError(f"the clock of {resource.name!r} was set while the block ran", txid, retriable=True)
+        return TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 
     @contextmanager
     def _marking(self, txid: str) -> Iterator[None]:
@@ -280,117 +247,15 @@ class Branch:
                 raise caused(RolledBackError(text, txid), error) from error
             raise caused(self._failed(f"the marker row was refused: {error}", error, txid), error) from error
 
-    def _insert_with_release(self, txid: str, uuid: str, deadline_ms: int, condition: Condition | None) -> bool:
+    def _insert_with_release(self, txid: str, deadline_ms: int) -> bool:
         """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
-        insert = self._session.table.insert_committed_statement(txid, uuid, deadline_ms, condition)
+        insert = self._session.table.insert_committed_statement(txid, self.uuid, deadline_ms)
         self._releasing = txid
         released, error = send(self._session.connection, (f"RELEASE SAVEPOINT {SAVEPOINT}", insert), in_one_packet=True)
         self._has_savepoint, self._releasing = not released, ""
         if error is not None:
             raise error if released else caused(self._not_released(error), error)
         return released[1] == 1
-
-    def known_topics(self) -> dict[str, TopicSize]:
-        """What the outbox's database knows of topics, as others have committed it."""
-        outbox = self._session.outbox
-        assert outbox is not None
-        return outbox.topics.newest(self._session.connection)
-
-    def agree_on_topics(
-        self, txid: str, topics: Mapping[str, TopicSize], distrusted: int | None = None
-    ) -> TopicsAgreed:  # fmt: skip
-        """Let the outbox's database know what is newer than what it knows, when this transaction commits.
-
-        See ``OutboxTopics.agree``.
-
-        Raises: as ``insert_marker``.
-        """
-        connection, outbox = self._session.connection, self._session.outbox
-        assert outbox is not None
-        with self._marking(txid):
-            return outbox.topics.agree(connection, topics, distrusted)
-
-    def fill_outbox(self, txid: str, timeout_s: float, waiting: Sequence[Waiting]) -> None:
-        """Put the block's messages beside its rows, and see to an outboxed marker, in the open transaction.
-
-        Args:
-            timeout_s: as of ``insert_marker``.
-            waiting: the messages, for each home.
-
-        Raises: as ``insert_marker``.
-        """
-        session, self._marker = self._session, None
-        outbox, table = session.outbox, session.table
-        assert outbox is not None
-        self._require_small(waiting, txid)
-        with self._marking(txid):
-            if self._has_savepoint:
-                self._release()
-            if self._has_marker:
-                is_in = table.make_outboxed(session.connection, txid)
-            else:
-                deadline_ms = self.deadline_ms(timeout_s)
-                is_in = table.insert_outboxed(session.connection, txid, self.uuid, deadline_ms)
-            if not is_in:
-                self._require_condition(txid, self.deadline_ms(timeout_s), None)
-            for number, one in enumerate(waiting):
-                outbox.add(session.connection, row_id(txid, number), one.batches, one.keys, one.home)
-
-    def _require_small(self, waiting: Sequence[Waiting], txid: str) -> None:
-        limit = None if self._session.outbox is None else self._session.outbox.row_bytes_max
-        for one in waiting:
-            size_bytes = len(one.batches)
-            if limit is not None and size_bytes > limit:
-                text = f"{size_bytes} bytes of messages are too many for one statement of {self.resource.name!r}"
-                raise RolledBackError(f"{text} (max_allowed_packet), and must wait in it", txid)
-
-    def enclose(
-        self, txid: str, timeout_s: float, waiting: Sequence[Waiting], topics: Mapping[str, TopicSize],
-        age: int | None = None,
-    ) -> None:  # fmt: skip
-        """Put the messages of a block of which no broker has heard beside its rows, or leave that to ``commit``.
-
-        Args:
-            timeout_s: as of ``insert_marker``.
-            waiting: the messages, for each home.
-            topics: by which they were routed.
-            age: see ``Enclosed``.
-
-        Raises:
-            GrownTopicsError: the database knows newer ones.
-            Exception: as ``insert_marker``.
-        """
-        self._require_small(waiting, txid)
-        enclosed = Enclosed(txid, self.deadline_ms(timeout_s), waiting, topics, age)
-        if enclosed.may_be_sent(self._session):
-            self._enclosed = enclosed
-        else:
-            self._put(enclosed)
-
-    def _put(self, enclosed: Enclosed) -> None:
-        with self._marking(enclosed.txid):
-            if self._has_savepoint:
-                self._release()
-            self._has_marker = enclosed.put(self._session, self.uuid)
-            if not self._has_marker:
-                self._require_condition(enclosed.txid, enclosed.deadline_ms, None)
-
-    @property
-    def have_topics_age(self) -> bool:
-        """Whether blocks go with COMMIT by the age of their topics."""
-        outbox = self._session.outbox
-        return outbox is not None and outbox.topics.have_age and self._session.takes_packets
-
-    def last_ahead(self, txid: str, keys: Collection[OutboxKey], until: int | None = None) -> int | None:
-        """See ``OutboxTables``. Raises as ``insert_marker``."""
-        assert self._session.outbox is not None
-        with self._marking(txid):
-            return self._session.outbox.last_ahead(self._session.connection, keys, until)
-
-    @property
-    def has_the_only_writer(self) -> bool:
-        """Whether nobody else can write to the database until this transaction ends."""
-        return self._session.table.dialect.name == "sqlite"
 
     def _release(self) -> None:
         try:
@@ -411,19 +276,11 @@ class Branch:
             self._commit()
 
     def _commit(self) -> None:
-        session, marker, enclosed = self._session, self._marker, self._enclosed
-        if not (session.takes_packets and (self._is_own or marker is not None or enclosed is not None)):
+        session, marker = self._session, self._marker
+        if not (session.takes_packets and (self._is_own or marker is not None)):
             session.connection.commit()
             return
-        if enclosed is not None:
-            if not self._commit_behind(enclosed.txid, enclosed.statements(session, self.uuid)):
-                with self._marking(enclosed.txid):
-                    enclosed.withdraw(session)
-                self._put(enclosed)
-                self._commit()
-                self.was_kept_out = True
-                return
-        elif marker is not None:
+        if marker is not None:
             self._commit_behind_marker(*marker)
         else:
             # The savepoint's answer is read by the block that needs it: the decision is reported first.
@@ -436,33 +293,22 @@ class Branch:
 
     def _commit_behind_marker(self, txid: str, deadline_ms: int) -> None:
         session, uuid = self._session, self.uuid
-        if self._commit_behind(txid, [session.table.insert_committed_or_fail(txid, uuid, deadline_ms)]):
-            return
-        with self._marking(txid):
-            self._has_marker = session.table.insert_committed(session.connection, txid, uuid, deadline_ms)
-            if not self._has_marker:
-                self._require_condition(txid, deadline_ms, None)
-        self._commit()
-
-    def _commit_behind(self, txid: str, statements: Sequence[Statement]) -> bool:
-        """Commit behind a marker, which is the last of these statements, and the others.
-
-        Returns:
-            False if the marker was kept out: the transaction is open, and the others were done in it.
-        """
-        found, error = commit_behind(self._session, txid, statements, is_own=self._is_own)
+        marker = session.table.insert_committed_or_fail(txid, uuid, deadline_ms)
+        found, error = commit_behind(session, txid, marker, is_own=self._is_own)
         self._has_savepoint = found is Found.NO_SAVEPOINT
         if error is None:
-            return True
+            return
         if found is Found.UNKNOWN:
             raise error
-        self._marker = self._enclosed = None
+        self._marker = None
         if found is Found.NO_SAVEPOINT:
             raise caused(self._not_released(error), error) from error
         with self._marking(txid):
             if found is not Found.KEPT_OUT:
                 raise error
-        return False
+            if not session.table.insert_committed(session.connection, txid, uuid, deadline_ms):
+                raise self._why_kept_out(txid, deadline_ms)
+        self.commit()
 
     @property
     def is_still_open(self) -> bool:

@@ -1,12 +1,11 @@
 """COMMIT of a branch on MySQL and MariaDB, with all that stands before and behind it, sent to the server at once.
 
-Theory of operation. The savepoint's release, the outbox's rows, the marker, COMMIT AND CHAIN and the next block's
-savepoint are up to six statements. As one packet the server parses each, and sends six answers, each of which wakes
-this process. MariaDB prepares all of them as one compound statement, for as long as the connection lives: it parses one
-EXECUTE, and sends one answer. With 8 threads that is 144 us of processor time in place of 216 for a row, its message
-and their marker, client and server together; 125 in place of 162 for the marker of a last resource (bare statements, 28
-November 2026). A server that does not prepare compound statements (MySQL; MariaDB before 10.6.2), that has too many
-prepared ones, or has forgotten this one, is sent the packet.
+Theory of operation. The savepoint's release, the marker, COMMIT AND CHAIN and the next block's savepoint are four
+statements. As one packet the server parses each, and sends four answers, each of which wakes this process. MariaDB
+prepares all of them as one compound statement, for as long as the connection lives: it parses one EXECUTE, and sends
+one answer. With 8 threads that is 125 us of processor time in place of 162, client and server together (bare
+statements, 28 November 2026). A server that does not prepare compound statements (MySQL; MariaDB before 10.6.2), that
+has too many prepared ones, or has forgotten this one, is sent the packet.
 
 A packet says how far it came. Of a compound statement a variable of the session does: it has the transaction's id when
 COMMIT is next. After an error of what stands before COMMIT nothing is committed, whatever the error is. After one of
@@ -17,7 +16,6 @@ Sources: MariaDB 10.11, "PREPARE Statement" (10.6.2: all statements), "BEGIN END
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
@@ -29,8 +27,7 @@ from txmq.xa.database.mysql_server import KEPT_OUT, commit, send
 from txmq.xa.database.statement import Statement
 
 SAVEPOINT: Final = "txmq_body"
-COMPOUNDS_MAX: Final = 8  # of a connection; the server has a limit for all (max_prepared_stmt_count, 16,382)
-LITERALS_MAX: Final = 64
+_AHEAD: Final = 2  # statements before COMMIT
 _NAME_BYTES: Final = 16
 _RELEASE: Final = f"RELEASE SAVEPOINT {SAVEPOINT}"
 _NOT_PREPARED: Final = frozenset({1210, 1243})  # EXECUTE of what the connection does not know (any more)
@@ -43,40 +40,37 @@ class Found(Enum):
 
     COMMITTED = "committed"
     NO_SAVEPOINT = "the body had ended the transaction: nothing was done, as far as is known"
-    KEPT_OUT = "the marker was kept out: the transaction is open, and the statements before it were done"
+    KEPT_OUT = "the marker was kept out: the transaction is open"
     REFUSED = "it is not committed: a statement failed"
     UNKNOWN = "COMMIT failed, or gave no answer"
 
 
 def commit_behind(
-    session: DatabaseSession, txid: str, statements: Sequence[Statement], *, is_own: bool
+    session: DatabaseSession, txid: str, marker: Statement, *, is_own: bool
 ) -> tuple[Found, Exception | None]:
-    """Release the savepoint, do these statements, of which the marker is the last one, and commit.
+    """Release the savepoint, insert the marker, and commit.
 
     Args:
         is_own: a connection of the resource's: the next transaction is begun on it.
     """
     chain = f"COMMIT AND CHAIN; SAVEPOINT {SAVEPOINT}" if is_own else "COMMIT"
-    name = _prepared(session, statements, chain)
+    name = _prepared(session, marker, chain)
     if name is not None:
-        literals = ", ".join([*[literal for one in statements for literal in one.literals], f"'{txid}'"])
+        literals = ", ".join([*marker.literals, f"'{txid}'"])
         _, error = commit(session.connection, (f"EXECUTE {name} USING {literals}",))
         if error is None or code_of(error) not in _NOT_PREPARED:
             session.is_answer_owed = False
             return _judged(session, txid, error)
-        session.compounds.are_refused = True
-    packet = (_RELEASE, *[one.text for one in statements], chain)
-    ahead = 1 + len(statements)
-    done, error = commit(session.connection, packet, ahead=ahead)
+        session.compound.is_refused = True
+    done, error = commit(session.connection, (_RELEASE, marker.text, chain), ahead=_AHEAD)
     session.is_answer_owed = True
     if error is None:
         return Found.COMMITTED, None
-    if done == ahead or not _is_answer(session, error):
+    if done == _AHEAD or not _is_answer(session, error):
         return Found.UNKNOWN, error
     if done == 0:
         return Found.NO_SAVEPOINT, error
-    is_kept_out = done == len(statements) and code_of(error) in KEPT_OUT
-    return Found.KEPT_OUT if is_kept_out else Found.REFUSED, error
+    return Found.KEPT_OUT if code_of(error) in KEPT_OUT else Found.REFUSED, error
 
 
 def _judged(session: DatabaseSession, txid: str, error: Exception | None) -> tuple[Found, Exception | None]:
@@ -105,30 +99,21 @@ def _is_answer(session: DatabaseSession, error: Exception) -> bool:
     return dialect.is_answer(error) and not dialect.is_lost(session.connection, error)
 
 
-def _prepared(session: DatabaseSession, statements: Sequence[Statement], chain: str) -> str | None:
-    """The name of the compound statement of these on the connection, prepared now if need be; None if there is none."""
-    compounds = session.compounds
-    if compounds.are_refused:
-        return None
-    key = (chain, *[one.template for one in statements])
-    name = compounds.names.get(key)
-    if name is not None:
-        return name
-    count = 1 + sum([len(one.literals) for one in statements])
-    if len(compounds.names) == COMPOUNDS_MAX or count > LITERALS_MAX:
-        return None
-    body = "; ".join(
-        (_RELEASE, *[one.template.replace("%s", "?") for one in statements], f"SET {_AT_COMMIT} = ?", chain)
-    )
+def _prepared(session: DatabaseSession, marker: Statement, chain: str) -> str | None:
+    """The name of the compound statement on the connection, prepared now if need be; None if there is none."""
+    compound = session.compound
+    if compound.is_refused or compound.name is not None:
+        return None if compound.is_refused else compound.name
+    body = "; ".join((_RELEASE, marker.template.replace("%s", "?"), f"SET {_AT_COMMIT} = ?", chain))
     # Behind a proxy another client's connection may be the same: of one name there is one statement.
     name = f"txmq_{blake2b(body.encode(), digest_size=_NAME_BYTES).hexdigest()}"
     quoted = body.replace("'", "''")
     prepare = f"PREPARE {name} FROM 'BEGIN NOT ATOMIC {quoted}; END'"
     _, error = send(session.connection, (prepare,), in_one_packet=True)
     if error is None:
-        compounds.names[key] = name
+        compound.name = name
         return name
     if not _is_answer(session, error):
         raise error
-    compounds.are_refused = True
+    compound.is_refused = True
     return None

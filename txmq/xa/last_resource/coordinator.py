@@ -23,32 +23,14 @@ answers the effects that the shell (or the simulator) carries out in order; the 
                                                                    COMMITTED
 ```
 
-With an outbox the messages may wait in the database in place of the broker. Which way a block goes is found before
-COMMIT, and by that COMMIT alone it is decided::
-
-    ACTIVE --BODY_DONE_AWAY-------------------+  (with ``outbox="always"``: whether it is away or not)
-    PREPARING, PREPARED --MARKER_BEHIND-------+--> OUTBOXING --OUTBOX_FILLED--> COMMITTING_OUTBOX
-    PREPARING, MARKED --PREPARE_AWAY----------+        |                         |     |     |
-                                   OUTBOX_REFUSED: UNDOING_BOTH     REFUSED (undo) |     | UNKNOWN
-                                                                    COMMITTED    |     v
-      COMMITTED_OUTBOX <--PREPARE_VOIDED-- VOIDING <-----------------------------+  LOOKING_UP_OUTBOX
-                                             ^---------PROVED_OUTBOXED-----------------+   | PROVED_ROLLED_BACK
-                                                                                  WITHDRAWING, LOOKUP_FAILED: UNKNOWN
-
 UNDOING that finds the transaction ended by the body (DATABASE_ENDED) leads to REPORTING: the broker is to keep that,
 and the end is HAZARD.
 
 Laws:
-    * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first, or after
-      OUTBOX_FILLED: marker, rows and messages are in one transaction. A marker that was left to it (MARKER_LEFT) is
-      part of it, and one that is refused there (MARKER_REFUSED) has kept the COMMIT out; so it is with an outbox that
-      was left to it;
-    * what may be prepared of an outboxed block is rolled back only behind the database's decision: a block that fails
-      undoes both, one that commits voids it (``VOID_PREPARE``). A process that dies in between leaves the outboxed
-      marker, by which any resolver voids it;
-    * an outboxed marker stays (``marker_table``), so a rolled-back one that gets in after its COMMIT proves a rollback
-      without the broker, which may be away;
-    * from DECIDED and VOIDING nothing leads to a rollback, an interrupt included;
+    * ``COMMIT_DATABASE`` comes only after PREPARED and MARKER_INSERTED, both of them, whichever is first. A marker
+      that was left to it (MARKER_LEFT) is part of it, and one that is refused there (MARKER_REFUSED) has kept the
+      COMMIT out;
+    * from DECIDED nothing leads to a rollback, an interrupt included;
     * once a COMMIT was sent, only the database's own answer or the marker table proves its result. A rolled-back
       marker that gets in proves a rollback only together with the broker's word: a resolver may have found the
       committed marker before, reported it to the broker, and removed it. So CONFIRMING: a broker that has committed is
@@ -82,17 +64,12 @@ class LastResourceState(enum.Enum):
     LOOKING_UP = "looking-up"  # COMMIT was not answered: the marker table is asked
     CONFIRMING = "confirming"  # the rolled-back marker got in: the broker says whether it was in time
     DECIDED = "decided"  # the database has committed; the broker is next
-    OUTBOXING = "outboxing"  # the messages are put beside the rows; the broker may have prepared them, too
-    COMMITTING_OUTBOX = "committing-outbox"  # COMMIT of rows and messages is under way
-    LOOKING_UP_OUTBOX = "looking-up-outbox"  # that COMMIT was not answered: the marker table is asked
-    VOIDING = "voiding"  # the database has committed both; what the broker may have prepared is void
     UNDOING = "undoing"  # the database is being rolled back; the broker was never asked for anything
     UNDOING_BOTH = "undoing-both"  # the same, and the broker is next
     WITHDRAWING = "withdrawing"  # the database is rolled back; the broker is next
     REPORTING = "reporting"  # the body had ended the database's transaction by itself; the broker is to keep that
     COMMITTED = "committed"  # the broker's answer is to come
     COMMITTED_PENDING = "committed-pending"  # the resolver tells the broker
-    COMMITTED_OUTBOX = "committed-outbox"  # the messages wait in the database for a drainer
     ROLLED_BACK = "rolled-back"
     BROKER_ALONE = "broker-alone"  # the rows are gone; the broker had committed the messages
     HAZARD = "hazard"  # the rows may be there; no message is
@@ -101,9 +78,8 @@ class LastResourceState(enum.Enum):
 
 ENDS = frozenset(
     {
-        LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING, LastResourceState.COMMITTED_OUTBOX,
-        LastResourceState.ROLLED_BACK, LastResourceState.BROKER_ALONE, LastResourceState.HAZARD,
-        LastResourceState.UNKNOWN,
+        LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING, LastResourceState.ROLLED_BACK,
+        LastResourceState.BROKER_ALONE, LastResourceState.HAZARD, LastResourceState.UNKNOWN,
     }
 )  # fmt: skip
 
@@ -115,30 +91,23 @@ class LastResourceEvent(enum.Enum):
 
     PARTS_STREAMED = "parts streamed"  # a part is about to be sent ahead of prepare
     BODY_DONE = "body done"  # the body returned and RELEASE succeeded
-    BODY_DONE_AWAY = "body done, the block goes without the broker"  # there is an outbox, and it is away, or not asked
     BODY_FAILED = "body failed"  # raised, or doomed by an SQL error, or RELEASE failed, or the deadline passed
     PREPARED = "prepared"
     PREPARE_REFUSED = "prepare refused"
     PREPARE_UNKNOWN = "prepare unknown"  # no answer: prepared, or to be prepared yet, or lost
-    PREPARE_AWAY = "prepare away"  # away, full or too slow, and there is an outbox: prepared, or not, or to be yet
     MARKER_INSERTED = "marker inserted"
     MARKER_LEFT = "marker left to commit"  # it goes in front of COMMIT, which is not done unless the marker gets in
-    MARKER_BEHIND = "marker behind"  # an earlier message of the same keys waits in the outbox: so does this block
-    OUTBOX_FILLED = "outbox filled"  # messages and the marker are in, uncommitted, or left to COMMIT
-    OUTBOX_REFUSED = "outbox refused"  # it is full, or any error
     MARKER_REFUSED = "marker refused"  # too late, taken by a resolver, or any error
     DATABASE_COMMITTED = "database committed"
     DATABASE_REFUSED = "database refused"  # the transaction is still open behind the error: surely not committed
     DATABASE_UNKNOWN = "database unknown"
     PROVED_COMMITTED = "proved committed"  # by the marker table
-    PROVED_OUTBOXED = "proved outboxed"
     PROVED_ROLLED_BACK = "proved rolled back"
     LOOKUP_FAILED = "lookup failed"
     DATABASE_ROLLED_BACK = "database undone"  # rolled back, or its connection closed, which rolls it back
     DATABASE_ENDED = "database ended"  # the body had ended its transaction before: there was nothing to undo
     COMMIT_WRITTEN = "commit written"  # to every home
     COMMIT_LEFT = "commit left"  # to the resolver: a home is away
-    PREPARE_VOIDED = "prepare voided"  # or left to the resolver
     BROKER_ROLLED_BACK = "broker rolled back"
     BROKER_UNKNOWN = "broker unknown"
     BROKER_CONTRADICTS = "broker contradicts"  # it decided the other way: an operator, or lost data
@@ -153,11 +122,9 @@ class LastResourceEffect(enum.Enum):
     SEND_PREPARE = "send prepare"  # only sends; no event
     INSERT_MARKER = "insert marker"
     AWAIT_PREPARED = "await prepared"
-    FILL_OUTBOX = "fill outbox"  # with the messages, and make the marker an outboxed one
     COMMIT_DATABASE = "commit database"
     LOOK_UP = "look up"  # ask the session that answered; else close it, and resolve by the marker table as a resolver
     SEND_COMMIT = "send commit"  # waits for nothing
-    VOID_PREPARE = "void prepare"  # waits for nothing, too; nothing if no prepare was sent
     ROLL_BACK_DATABASE = "roll back database"
     SEND_ROLLBACK = "send rollback"
     REPORT_HAZARD = "report hazard"  # a rollback with what the broker is to keep
@@ -174,15 +141,10 @@ _COMMIT: _Step = (_S.COMMITTING, (_F.COMMIT_DATABASE,))
 _LOOK_UP: _Step = (_S.LOOKING_UP, (_F.LOOK_UP,))
 _REPORT_COMMIT: _Step = (_S.DECIDED, (_F.SEND_COMMIT,))
 _PREPARE: _Step = (_S.PREPARING, (_F.SEND_PREPARE, _F.INSERT_MARKER))
-_FILL: _Step = (_S.OUTBOXING, (_F.FILL_OUTBOX,))
-_COMMIT_OUTBOX: _Step = (_S.COMMITTING_OUTBOX, (_F.COMMIT_DATABASE,))
-_LOOK_UP_OUTBOX: _Step = (_S.LOOKING_UP_OUTBOX, (_F.LOOK_UP,))
-_VOID: _Step = (_S.VOIDING, (_F.VOID_PREPARE,))
 
 TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.ACTIVE, _E.PARTS_STREAMED): (_S.STREAMING, ()),
     (_S.ACTIVE, _E.BODY_DONE): _PREPARE,
-    (_S.ACTIVE, _E.BODY_DONE_AWAY): _FILL,
     (_S.ACTIVE, _E.BODY_FAILED): _UNDO,
     (_S.ACTIVE, _E.INTERRUPTED): _UNDO,
     (_S.STREAMING, _E.PARTS_STREAMED): (_S.STREAMING, ()),
@@ -192,35 +154,17 @@ TRANSITIONS: dict[tuple[LastResourceState, LastResourceEvent], _Step] = {
     (_S.PREPARING, _E.MARKER_INSERTED): (_S.MARKED, (_F.AWAIT_PREPARED,)),
     (_S.PREPARING, _E.MARKER_LEFT): (_S.MARKED, (_F.AWAIT_PREPARED,)),
     (_S.PREPARING, _E.MARKER_REFUSED): _UNDO_BOTH,
-    (_S.PREPARING, _E.MARKER_BEHIND): _FILL,
     (_S.PREPARING, _E.PREPARED): (_S.PREPARED, ()),
-    (_S.PREPARING, _E.PREPARE_AWAY): _FILL,
     (_S.PREPARING, _E.PREPARE_REFUSED): _UNDO_BOTH,
     (_S.PREPARING, _E.PREPARE_UNKNOWN): _UNDO_BOTH,
     (_S.PREPARING, _E.INTERRUPTED): _UNDO_BOTH,
     (_S.MARKED, _E.PREPARED): _COMMIT,
-    (_S.MARKED, _E.PREPARE_AWAY): _FILL,
     (_S.MARKED, _E.PREPARE_REFUSED): _UNDO_BOTH,
     (_S.MARKED, _E.PREPARE_UNKNOWN): _UNDO_BOTH,
     (_S.MARKED, _E.INTERRUPTED): _UNDO_BOTH,
     (_S.PREPARED, _E.MARKER_INSERTED): _COMMIT,
-    (_S.PREPARED, _E.MARKER_BEHIND): _FILL,
     (_S.PREPARED, _E.MARKER_REFUSED): _UNDO_BOTH,
     (_S.PREPARED, _E.INTERRUPTED): _UNDO_BOTH,
-    (_S.OUTBOXING, _E.OUTBOX_FILLED): _COMMIT_OUTBOX,
-    (_S.OUTBOXING, _E.OUTBOX_REFUSED): _UNDO_BOTH,
-    (_S.OUTBOXING, _E.INTERRUPTED): _UNDO_BOTH,
-    (_S.COMMITTING_OUTBOX, _E.DATABASE_COMMITTED): _VOID,
-    (_S.COMMITTING_OUTBOX, _E.MARKER_REFUSED): _UNDO_BOTH,
-    (_S.COMMITTING_OUTBOX, _E.DATABASE_REFUSED): _UNDO_BOTH,
-    (_S.COMMITTING_OUTBOX, _E.DATABASE_UNKNOWN): _LOOK_UP_OUTBOX,
-    (_S.COMMITTING_OUTBOX, _E.INTERRUPTED): _LOOK_UP_OUTBOX,
-    (_S.LOOKING_UP_OUTBOX, _E.PROVED_OUTBOXED): _VOID,
-    (_S.LOOKING_UP_OUTBOX, _E.PROVED_ROLLED_BACK): _WITHDRAW,
-    (_S.LOOKING_UP_OUTBOX, _E.LOOKUP_FAILED): (_S.UNKNOWN, ()),
-    (_S.LOOKING_UP_OUTBOX, _E.INTERRUPTED): (_S.UNKNOWN, ()),
-    (_S.VOIDING, _E.PREPARE_VOIDED): (_S.COMMITTED_OUTBOX, ()),
-    (_S.VOIDING, _E.INTERRUPTED): (_S.COMMITTED_OUTBOX, ()),
     (_S.COMMITTING, _E.DATABASE_COMMITTED): _REPORT_COMMIT,
     (_S.COMMITTING, _E.MARKER_REFUSED): _UNDO_BOTH,
     (_S.COMMITTING, _E.DATABASE_REFUSED): _UNDO_BOTH,

@@ -9,8 +9,7 @@ from txmq.errors import BrokerError
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_integrity_error
-from txmq.xa.database.marker_table import ENCLOSED, EXPIRED_SIZE, OUTBOXED, MarkerTable
-from txmq.xa.database.outbox_tables import OutboxTables
+from txmq.xa.database.marker_table import EXPIRED_SIZE, MarkerTable
 from txmq.xa.database.token_table import TokenRow, TokenTable
 
 
@@ -22,22 +21,11 @@ class Unresolved(NamedTuple):
     """A transaction of this process whose end has yet to reach the broker."""
 
     txid: str
-    outcome: str | None  # COMMITTED, ROLLED_BACK or OUTBOXED of ``marker_table``; None: the table is to be asked
+    outcome: str | None  # COMMITTED or ROLLED_BACK of ``marker_table``; None: the table is to be asked
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
-    proves_until_ms: int | None = None  # see ``proof.prove``
     on_contrary: Callable[[BrokerError], None] = _nothing  # ahead of ``on_resolved``: the broker's refusal
-
-    @property
-    def is_outboxed(self) -> bool:
-        """Whether its messages may have gone to an outbox."""
-        return self.proves_until_ms is not None
-
-    @property
-    def rests_on_absence(self) -> bool:
-        """Whether a fencing token is what proves that it was rolled back."""
-        return self.outcome is None and not self.is_outboxed
 
     @property
     def marker(self) -> str:
@@ -51,18 +39,11 @@ class ResolvingConnection(NamedTuple):
     connection: Any
     table: MarkerTable
     uuid: str
-    outbox: OutboxTables | None = None
     limit: CallLimit = CallLimit()  # without effect
 
     def is_duplicate(self, error: Exception) -> bool:
         """Whether an INSERT failed because the row is there."""
         return is_integrity_error(error)
-
-    def is_outboxed(self, txid: str) -> bool:
-        """Whether the rows of a transaction are committed, and its messages wait here, or went through here."""
-        if self.table.outcome_of(self.connection, txid) in (OUTBOXED, ENCLOSED):
-            return True
-        return self.outbox is not None and self.outbox.waits(self.connection, txid)
 
     def token_row(self, home: str) -> TokenRow:
         """See ``Drawn``."""
@@ -80,16 +61,9 @@ class ResolvingConnection(NamedTuple):
         """See ``Markers``."""
         self.table.delete_committed(self.connection, txids)
 
-    def delete_enclosed(self, kept_ms: int, after: str) -> str | None:
-        """See ``OutboxTables.delete_enclosed_markers``."""
-        return None if self.outbox is None else self.outbox.delete_enclosed_markers(self.connection, kept_ms, after)
-
     def delete_expired(self) -> bool:
-        """Remove rolled-back and outboxed markers that are old enough, some of each; whether more may be left."""
-        gone = [self.table.delete_expired_rolled_back(self.connection)]
-        if self.outbox is not None:
-            gone.append(self.outbox.delete_expired_markers(self.connection))
-        return max(gone) >= EXPIRED_SIZE
+        """Remove some rolled-back markers that are old enough; whether more may be left."""
+        return self.table.delete_expired_rolled_back(self.connection) >= EXPIRED_SIZE
 
     def close(self) -> None:
         """End the session."""

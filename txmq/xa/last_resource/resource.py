@@ -13,11 +13,10 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Collection
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from txmq.errors import ConfigError, TransactionTimeoutError
 from txmq.runtime.ports import Clock, Random
@@ -30,9 +29,7 @@ from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
 from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
-from txmq.xa.database.thread_connection import GivenUp
 from txmq.xa.last_resource.branch import Branch
-from txmq.xa.last_resource.outbox import OutboxOptions, OutboxState
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 
 RESOLVE_WAIT_S = 1.0  # for a lock, by a resolver
@@ -50,12 +47,6 @@ class LastResource(DatabaseResource[DatabaseSession]):
             was sent.
         ignore_tables: tables (``table``, ``schema.table`` or ``schema.*``) that no transaction writes to: theirs
             may be an engine that cannot roll back.
-        outbox: while the broker is away, keep the messages of a block beside its rows, in tables of the same database;
-            a drainer takes them to the broker, in order (docs/how-to/outbox.md). ``"always"``: also while it is there,
-            so that no block waits for it. Options in place of True; the tables are created by ``install``.
-
-    Attributes:
-        outbox: its outbox, as this process knows it; None without one.
 
     Thread safety: yes. Threads share the idle connections, but for those of drivers that bind them to a thread.
     """
@@ -63,15 +54,11 @@ class LastResource(DatabaseResource[DatabaseSession]):
     def __init__(
         self, name: str, connect: Callable[[], Any], *, dialect: str | None = None, table: str = "txmq_marker",
         allow_weak_durability: bool = False, ignore_tables: Collection[str] = (), clock: Clock | None = None,
-        random: Random | None = None, outbox: bool | Literal["always"] | OutboxOptions = False,
+        random: Random | None = None,
     ) -> None:  # fmt: skip
-        demands = Demands(allow_weak_durability, ignore_tables, outbox=bool(outbox))
+        demands = Demands(allow_weak_durability, ignore_tables)
         super().__init__(name, connect, table, dialect, demands, clock, random)
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
-        options = _options(outbox)
-        self.outbox: OutboxState | None = None
-        if options is not None:
-            self.outbox = OutboxState(options, self.clock, f"{self._random.bits(64):016x}")
         self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
         # For the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unresolved: deque[Unresolved] = deque()
@@ -124,46 +111,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
             close_connection(session.connection)
             raise
 
-    def cluster(self, connection: Any = None) -> str:
-        """The cluster that the database belongs to, by what it says itself; empty if to none yet. The broker is away.
-
-        Args:
-            connection: the caller's own; None for one of the resource's.
-
-        Raises:
-            ConfigError: as ``enlist``.
-            Exception: the driver's own, if it cannot connect.
-        """
-        if not self.installation.cluster:
-            if connection is not None:
-                self._verified(connection, None)
-            else:
-                self.give_back(self._open(None))
-        return self.installation.cluster
-
     def _drawn(self, cluster: str) -> ResolvingConnection:
         return self.open_for_resolver(cluster)
-
-    def open_for_operator(self) -> ResolvingConnection:
-        """A verified connection, whatever the cluster is: the broker may be away.
-
-        Raises:
-            Exception: unreachable, in whatever way.
-        """
-        return self._resolving(self._open(None))
-
-    def _open(
-        self, cluster: str | None, connect: Callable[[], Any] | None = None, timeout_s: float = math.inf,
-        given_up: GivenUp | None = None,
-    ) -> DatabaseSession:  # fmt: skip
-        session = super()._open(cluster, connect, timeout_s, given_up)
-        if self.outbox is not None:
-            try:
-                self.installation.read_committed(session)
-            except BaseException:
-                close_connection(session.connection)
-                raise
-        return session
 
     def _enlist_lent(self, cluster: str, given: Any, timeout_s: float) -> Branch:
         with self._lent_for_block(given, timeout_s) as connection:
@@ -172,8 +121,6 @@ class LastResource(DatabaseResource[DatabaseSession]):
                 session = self._verified(connection, cluster)
             else:
                 self.installation.require_idle(connection, session.table)
-            if self.outbox is not None:
-                self.installation.require_current(session)
             branch = Branch(self, session, is_own=False, timeout_s=timeout_s)
             self._lent.remember(session, cluster)
         return branch
@@ -208,24 +155,8 @@ class LastResource(DatabaseResource[DatabaseSession]):
             limit.end()
 
     def _resolving(self, session: DatabaseSession) -> ResolvingConnection:
-        return ResolvingConnection(
-            session.connection, session.table, self.installation.required_uuid, session.outbox,
-            limit_of(session.connection),
-        )  # fmt: skip
-
-    def is_outboxed(self, cluster: str, txid: str) -> bool:
-        """Whether the rows of a transaction are committed, and its messages wait here, or went through here.
-
-        Raises:
-            Exception: unreachable, in whatever way; nothing is known.
-        """
-        if self.outbox is None:
-            return False
-        database = self.open_for_resolver(cluster)
-        try:
-            return database.is_outboxed(txid)
-        finally:
-            database.close()
+        connection, uuid = session.connection, self.installation.required_uuid
+        return ResolvingConnection(connection, session.table, uuid, limit_of(connection))
 
     def _knows_sqlite(self) -> bool:
         return self._sqlite is not None
@@ -245,19 +176,9 @@ class LastResource(DatabaseResource[DatabaseSession]):
             self._sqlite = driver_of(connection), self.installation.sqlite_path(connection)
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
             session.table.place = WriterTurn(self.turns, busy_timeout_ms)
-            if session.outbox is not None:
-                session.outbox.place = session.table.place
         session.takes_packets = sends_packets(connection)
-        if session.outbox is not None:
-            session.outbox.takes_packets = session.takes_packets
         session.is_bound_to_thread = not may_change_threads(connection)
         return session
-
-
-def _options(outbox: bool | Literal["always"] | OutboxOptions) -> OutboxOptions | None:
-    if isinstance(outbox, str):
-        return OutboxOptions(when=outbox)
-    return outbox if isinstance(outbox, OutboxOptions) else OutboxOptions() if outbox else None
 
 
 class UsedConnection(NamedTuple):

@@ -10,9 +10,6 @@ for an earlier one of the same rows, so none is waited for before the rest is se
 way, and the next round goes on with the others. Those that this process itself left
 (``LastResource.unresolved``) are always due.
 
-Then the messages that wait in the database are taken to the broker, for a while (``drainer``), unless threads of this
-process do that (``pump``).
-
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.
 
 Invariants:
@@ -42,7 +39,6 @@ from txmq.errors import (
 from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
-from txmq.runtime.owner import current_process
 from txmq.runtime.ports import Clock
 from txmq.xa.broker_port import (
     FAILURES_PER_ROUND_MAX,
@@ -60,13 +56,10 @@ from txmq.xa.broker_port import (
     was_settled,
 )
 from txmq.xa.database import marker_table
-from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.hazard import lost_messages
 from txmq.xa.database.marker_sweep import MarkerSweep
-from txmq.xa.database.outbox_homes import LONE
 from txmq.xa.database.resource import PATIENCE_S
-from txmq.xa.fencing import DRAW_EVERY_S, Fence
-from txmq.xa.last_resource.drainer import Drainer
+from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
 from txmq.xa.last_resource.proof import Step, prove
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 from txmq.xa.last_resource.resource import LastResource
@@ -74,7 +67,6 @@ from txmq.xa.reporter import Reporter
 from txmq.xid import home_word
 
 HELD_S_MAX = 1.0  # longer than a healthy COMMIT takes
-ENCLOSED_KEPT_S_MAX = 24 * 3600.0  # markers, where it is not known how long they are to be kept
 
 
 class _Fences:
@@ -174,11 +166,7 @@ class _Reported(NamedTuple):
     until: float
 
 
-_OUTCOMES = {
-    Step.REPORT_COMMIT: marker_table.COMMITTED,
-    Step.REPORT_ROLLBACK: marker_table.ROLLED_BACK,
-    Step.REPORT_VOID: marker_table.OUTBOXED,
-}
+_OUTCOMES = {Step.REPORT_COMMIT: marker_table.COMMITTED, Step.REPORT_ROLLBACK: marker_table.ROLLED_BACK}
 _STEPS = {outcome: step for step, outcome in _OUTCOMES.items()}
 
 
@@ -207,8 +195,6 @@ class LastResourceResolver:
         self._sweep = MarkerSweep(client, clock, homes, resource.finished, resource.name)
         self._on_their_way: list[_Reported] = []
         self._reporter = Reporter(client, resource, TransactionKind.LAST_RESOURCE, clock)
-        self._drainer: Drainer | None = None
-        self.has_more = False  # messages wait that can be sent now
         self._is_reached = False  # in this round
         self._has_expired = False  # markers, more than one round takes: an outage a day ago may have left a million
         self._is_strange = False  # the database may be a copy, and that was logged
@@ -217,10 +203,9 @@ class LastResourceResolver:
         self._holders = _Holders(clock, self._log)
 
     def round(self) -> set[str]:
-        """Resolve what is due, remove markers, drain the outbox. Returns the txids that were resolved."""
+        """Resolve what is due, and remove markers. Returns the txids that were resolved."""
         was_failing = self._was_failing = self.has_failed
         self.has_failed, self.problem = False, None
-        self.has_more = False
         self._is_reached = False
         resolved: set[str] = set()
         left = {item.txid: item for item in self._own()}
@@ -233,7 +218,6 @@ class LastResourceResolver:
             resolved = self._resolve(left)
             self._draw_if_due()
             self._clean_up()
-            self._drain()
         except ClosedError:
             raise
         except Exception as error:  # noqa: BLE001  one resource's trouble, of whatever driver, must not stop the others
@@ -291,12 +275,7 @@ class LastResourceResolver:
         on_their_way, self._on_their_way = self._on_their_way, []
         reported_before = {one.item.txid for one in on_their_way}
         proved = self._proved([item for item in left.values() if item.txid not in reported_before])
-        for step, item in proved:
-            if step is Step.FORGOTTEN:
-                self._log.error("the outcome of a transaction cannot be known any more", txid=item.txid)
-                item.on_resolved()
-                del left[item.txid]
-        reported = [*on_their_way, *(self._report(item, step) for step, item in proved if item.txid in left)]
+        reported = [*on_their_way, *(self._report(item, step) for step, item in proved)]
         until = self._clock.monotonic() + POLL_S
         return {item.item.txid for item in reported if self._conclude(item, until, left)}
 
@@ -308,31 +287,27 @@ class LastResourceResolver:
         failures = 0
         self._holders.keep({item.txid for item in doubtful})
         for item in sorted(doubtful, key=lambda item: self._holders.failures[item.txid]):
-            has_token = item.outcome is not None or item.is_outboxed or fences.may_draw(item.marker)
+            has_token = item.outcome is not None or fences.may_draw(item.marker)
             step = self._prove(item, has_token=has_token)
             if step is Step.UNDECIDED:
-                failures += has_token and not self._is_strange  # else no connection was lost by it
+                failures += has_token  # else no connection was lost by it
                 if failures >= FAILURES_PER_ROUND_MAX:
                     break
             elif step is not Step.HELD:
                 proved.append((step, item))
-        missing = [item.marker for step, item in proved if step is Step.REPORT_ROLLBACK and item.rests_on_absence]
+        missing = [item.marker for step, item in proved if step is Step.REPORT_ROLLBACK and item.outcome is None]
         undrawn = fences.draw(missing)
         self._judge(fences.errors)
-        return [(step, item) for step, item in proved if not (item.rests_on_absence and item.marker in undrawn)]
+        return [(step, item) for step, item in proved if not (item.outcome is None and item.marker in undrawn)]
 
     def _prove(self, item: Unresolved, *, has_token: bool) -> Step:
         if item.outcome is not None:
             return _STEPS[item.outcome]
         database = self._open()
-        step, error = prove(
-            database, item.marker, item.deadline_ms, item.proves_until_ms, has_token=has_token, waits=False
-        )
+        step, error = prove(database, item.marker, item.deadline_ms, has_token=has_token, waits=False)
         if step is Step.HELD:
             self._is_reached = self.has_failed = True
             self._holders.held(item, database, may_end=has_token)
-        elif isinstance(error, StrangeServerError) and step is Step.UNDECIDED:
-            self._strange(error)
         elif step is not Step.UNDECIDED:
             self._is_reached = True
         elif has_token:
@@ -391,10 +366,7 @@ class LastResourceResolver:
         control, txid, until = self._client.control, item.txid, self._clock.monotonic() + REPORT_TIMEOUT_S
         if step is Step.REPORT_COMMIT:
             return _Reported(item, step, control.submit("commit", txid, body=(), timeout=REPORT_TIMEOUT_S), until)
-        is_void = step is Step.REPORT_VOID and self._client.session.takes_voids
-        words: dict[str, str | int | bytes | None] = {"voided": None} if is_void else {}
-        answer = control.submit("rollback", txid, extensions=words, timeout=REPORT_TIMEOUT_S)
-        return _Reported(item, step, answer, until)
+        return _Reported(item, step, control.submit("rollback", txid, timeout=REPORT_TIMEOUT_S), until)
 
     def _conclude(self, reported: _Reported, until: float, left: dict[str, Unresolved]) -> bool:
         """Wait for the broker's answer, not long; whether the transaction is resolved."""
@@ -428,9 +400,6 @@ class LastResourceResolver:
             # The rows are there and the broker has given the messages up: an operator did, or data was lost. The
             # committed marker is kept as the proof.
             self._log.error("heuristic: rows committed, messages are not", txid=txid, error=str(error))
-        elif step is Step.REPORT_VOID and isinstance(error, TransactionConflictError):
-            # An operator has committed what the outbox sends, too.
-            self._log.error("heuristic: messages committed, and in the outbox as well", txid=txid, error=str(error))
         else:
             self._log.info("transaction was resolved by another process", txid=txid, error=str(error))
 
@@ -447,33 +416,6 @@ class LastResourceResolver:
             return False
         return True
 
-    # --- the outbox --------------------------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        state = self.resource.outbox
-        if state is None or state.pumped_in == current_process():
-            return
-        drainer, home = self._drainer, LONE if self._homes.is_lone else f"{self._client.session.home:016x}"
-        if drainer is None or drainer.home != home:  # a lone broker may have founded a cluster
-            uuid = self.resource.uuid or self._open().uuid
-            drainer = self._drainer = Drainer(self._client, state, uuid, self.resource.name, self._clock, home)
-        if drainer.is_due:
-            try:
-                self.has_more = drainer.round(self._open())
-            except Exception:
-                self.close()
-                raise
-
-    def has_older(self, until_ms: int) -> bool:
-        """Whether messages can be sent that were written until then, by the database's clock."""
-        if self.has_more and self._drainer is not None:
-            try:
-                return self._drainer.has_older(self._open(), until_ms)
-            except Exception as error:  # noqa: BLE001  as of a round
-                self._failed("resource away", error)
-                self.close()
-        return False
-
     # --- markers -----------------------------------------------------------------------------------------------------
 
     def _clean_up(self) -> None:
@@ -481,17 +423,10 @@ class LastResourceResolver:
             # A connection is not opened for others' markers alone.
             is_time = self._sweep.keep(self._open, sweeps=self._database is not None)
             if is_time or (self._has_expired and self._database is not None):
-                self._has_expired = self._delete_expired(self._open())
+                self._has_expired = self._open().delete_expired()
         except Exception:
             self.close()
             raise
-
-    def _delete_expired(self, database: ResolvingConnection) -> bool:
-        is_more, state = database.delete_expired(), self.resource.outbox
-        if state is not None and state.pumped_in != current_process():
-            kept_s = state.options.markers_kept_s if state.is_always else ENCLOSED_KEPT_S_MAX
-            is_more |= database.delete_enclosed(int(kept_s * 1000), "") is not None
-        return is_more
 
     def _open(self) -> ResolvingConnection:
         if self._database is None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from txmq.runtime.crashpoints import crash_point, is_armed
 
-JOINED_SIZE_BYTES_MAX: Final = 64 << 10  # of what ``max_allowed_packet`` surely takes
+JOINED_SIZE_BYTES_MAX: Final = 64 << 10  # of what a packet of any server surely takes
 
 
 class LateStart:

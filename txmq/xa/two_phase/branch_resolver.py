@@ -69,10 +69,9 @@ from txmq.xa.broker_port import (
     is_of_this_broker,
     list_transactions,
 )
-from txmq.xa.database.fingerprint import StrangeServerError
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.database.resource import PATIENCE_S
-from txmq.xa.fencing import DRAW_EVERY_S, Fence
+from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
 from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
 from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone

@@ -8,7 +8,7 @@ from bench.model import Result, Row
 from bench.page import page
 from bench.peers.catalogue import NATS, OWN, PEERS, RABBITMQ
 from bench.peers.orders import UNITS
-from bench.peers.run import LAST_RESOURCE, LAST_RESOURCE_ALWAYS, OUTBOX_ALONE, relay_name, row_name
+from bench.peers.run import LAST_RESOURCE, OUTBOX_ALONE, relay_name, row_name
 from bench.peers.shares import shares
 from bench.peers.table import charts, markdown
 from bench.peers.works import ALONE, CALLERS, TRANSACTIONS, WORKS
@@ -78,7 +78,7 @@ def test_page_draws_peers_beside_each_other() -> None:
 
 def test_every_line_of_the_drawing_is_a_figure() -> None:
     units = {row_name(peer, work.name): work.units for peer in PEERS for work in WORKS}
-    units |= dict.fromkeys((LAST_RESOURCE, LAST_RESOURCE_ALWAYS, OUTBOX_ALONE, *map(relay_name, PEERS)), UNITS)
+    units |= dict.fromkeys((LAST_RESOURCE, OUTBOX_ALONE, *map(relay_name, PEERS)), UNITS)
     for chart in charts(PEERS):
         for line in chart.lines:
             assert line.figure in units[line.row], line

@@ -11,7 +11,8 @@ from txmq.binlog.changes import Ddl, DdlKind, Origin
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import Flavor, Position
 from txmq.binlog.source.options import SourceOptions
-from txmq.binlog.source.server import Server
+from txmq.binlog.source.server import Server, fingerprint
+from txmq.errors import ConfigError
 
 
 class Told(Server):
@@ -121,3 +122,59 @@ def test_position_in_the_same_binlog_is_taken(
 def test_position_in_a_binlog_that_was_reset_is_refused(saved: Position, found: str | None) -> None:
     with pytest.raises(SourceError, match="it was reset"):
         Told(FILES, found).check_position(saved)
+
+
+class Answering:
+    """A connection of a server that cannot run here: it answers as its manual says."""
+
+    def __init__(self, variables: dict[str, str], rows: Sequence[tuple[str, ...]]) -> None:
+        self._variables, self._rows = list(variables.items()), rows
+        self.description, self.rowcount = ("x",), 0
+
+    def cursor(self) -> Answering:
+        """Its own."""
+        return self
+
+    def execute(self, statement: str, *_: Any) -> None:
+        """Choose the answer."""
+        self._found: Sequence[Any] = self._variables if statement.startswith("SHOW VARIABLES") else self._rows
+
+    def fetchall(self) -> Sequence[Any]:
+        """The answer."""
+        return self._found
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+GALERA = [("wsrep_cluster_state_uuid", "3fd1a2b4-0000-11ee-8000-0242ac120002")]
+
+
+@pytest.mark.parametrize(
+    ("variables", "rows", "expected"),
+    [
+        ({"wsrep_on": "ON", "server_uid": "x"}, GALERA, "galera 3fd1a2b4-0000-11ee-8000-0242ac120002"),
+        ({"server_uuid": "u-u", "datadir": "/var/lib/mysql/"}, [], "mysql u-u /var/lib/mysql/"),
+        ({"wsrep_on": "OFF", "server_uid": "nrT/K=", "datadir": "/d/"}, [], "mariadb nrT/K= /d/"),
+        ({"hostname": "db1", "port": "3306", "datadir": "/d ä/"}, [], "mariadb db1:3306 /d%20%C3%A4/"),
+    ],
+)
+def test_a_server_is_told_by_what_no_copy_has(
+    variables: dict[str, str], rows: Sequence[tuple[str, ...]], expected: str
+) -> None:
+    connection: Any = Answering(variables, rows)
+    assert fingerprint(connection) == expected
+
+
+def test_a_node_outside_of_its_cluster_is_nobody() -> None:
+    zero = [("wsrep_cluster_state_uuid", "00000000-0000-0000-0000-000000000000")]
+    connection: Any = Answering({"wsrep_on": "ON"}, zero)
+    with pytest.raises(ConfigError, match="no Galera cluster"):
+        fingerprint(connection)
+
+
+def test_a_long_directory_fits_and_still_tells() -> None:
+    connections: list[Any] = [Answering({"server_uuid": "u", "datadir": f"{'/f' * 200}/{name}"}, []) for name in "ab"]
+    found = {fingerprint(connection) for connection in connections}
+    assert len(found) == 2
+    assert all(one.startswith("mysql sha256:") and len(one) <= 200 for one in found)

@@ -26,7 +26,7 @@ def test_hello_introduces_the_broker() -> None:
         "protocol": 1, "session": "1", "epoch": 0, "secret": broker.state.sessions[1].secret,
         "in_flight_max": 64, "request_size_bytes_max": 64 << 10,
         "outcomes_kept": 1024, "compression": ["gzip", "lz4", "zstd"], "time_ms": broker.clock.now_ms(),
-        "voided": True, "database_fences": True,
+        "database_fences": True,
     }  # fmt: skip
 
 

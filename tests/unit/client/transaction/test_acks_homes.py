@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.homes import RoutedTransaction
-from txmq.client.transaction.last_resource.outboxing import Outboxing
-from txmq.client.transaction.messages import MessageBuffer
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.xa import LastResource
-from txmq.xa.last_resource.branch import Branch
 
 
 def test_each_home_saves_the_offsets_of_its_own_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,25 +42,6 @@ def test_each_home_saves_the_offsets_of_its_own_partitions(monkeypatch: pytest.M
     assert consumer.ended == [Outcome.COMMITTED]
     cluster.talk()
     cluster.check()
-
-
-def test_block_with_offsets_at_another_home_cannot_wait_in_outbox(tmp_path: Path) -> None:
-    cluster = SimulatedCluster()
-    consumer, messages = Consumer(cluster), MessageBuffer(None, cluster.routes.topic_id)
-    resource = LastResource("orders-db", connect=lambda: sqlite3.connect(tmp_path / "orders.db"), outbox=True)
-    assert resource.outbox is not None
-    broker = RoutedTransaction(cluster, cluster.clock, 30.0)
-    outboxing = Outboxing(broker, messages, resource, resource.outbox, cluster.topics)
-    messages.add("orders", 0, (b"", b"1", (), 0))
-    assert outboxing.may_wait
-    broker.acks = acks = TransactionAcks(cluster, lambda _: None)
-    acks.add(consumer.delivered(2))
-    assert not outboxing.may_wait
-    outboxing.is_away = True  # so it was before the body
-    outboxing.find_homes(cast("Branch", None))
-    assert broker.acks is None  # they are the other home's
-    assert not outboxing.may_wait
-    assert not outboxing.is_away
 
 
 def test_next_acknowledgement_waits_for_the_answer_to_the_one_before() -> None:

@@ -10,11 +10,8 @@ import structlog
 from tests.unit.xa.xa_support import XAFixture
 from txmq.client.transaction import background_resolver as module
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.errors import ConnectionLostError, LocalProtocolError
-from txmq.model import Outcome
 from txmq.testing.simulated.faults import FakeReply
 from txmq.xa.resolver import Resolver
-from txmq.xid import TxId
 
 
 class Processes:
@@ -103,22 +100,3 @@ def test_no_client_waits_while_another_asks_for_homes(monkeypatch: pytest.Monkey
     module.resolver_of(world.home)
     module.stop_resolver(world.home)
     assert was_held == [False]
-
-
-def test_what_is_no_id_is_asked_of_no_database(processes: Processes) -> None:
-    background = BackgroundResolver(XAFixture("a").home)
-
-    def refuse(txid: str) -> Outcome:
-        raise LocalProtocolError(f"not a transaction id: {txid!r}")
-
-    with pytest.raises(LocalProtocolError):
-        background.outcome("x", refuse)
-
-
-def test_broker_that_is_away_says_nothing_of_an_outcome(processes: Processes) -> None:
-    def lose(txid: str) -> Outcome:
-        raise ConnectionLostError(txid)
-
-    background = BackgroundResolver(XAFixture("a").home)
-    with pytest.raises(ConnectionLostError):
-        background.outcome(str(TxId(1, 1, 1, 1)), lose)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -16,10 +15,8 @@ from txmq.errors import (
     ConnectionLostError,
     OverloadedError,
 )
-from txmq.protocol.commands import TransactionRequest
 from txmq.protocol.requests import Request
 from txmq.runtime import net
-from txmq.runtime.ports import Buffer
 from txmq.runtime.threads import Attempt
 
 # --- lost connections ------------------------------------------------------------------------------------------------
@@ -33,23 +30,6 @@ def test_a_lost_connection_is_told_to_everybody_who_waits(broker: ScriptedBroker
     for reply in replies:
         with pytest.raises(ConnectionLostError):
             reply.result()
-
-
-def test_requests_that_follow_each_other_go_out_together(
-    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = connection_to(broker)
-    assert connection.call("ping", timeout=1) == b"pong\n"
-    writes, send = list[int](), ScriptedStream.send
-
-    def counted(stream: ScriptedStream, buffers: Sequence[Buffer]) -> int:
-        writes.append(len(buffers))
-        return send(stream, buffers)
-
-    monkeypatch.setattr(ScriptedStream, "send", counted)
-    replies = connection.submit_transactions([TransactionRequest("ping", {}, None)] * 50, timeout=1)
-    assert len(writes) == 1
-    assert [reply.result() for reply in replies] == [b"pong\n"] * 50
 
 
 def test_the_next_call_after_a_lost_connection_makes_another(broker: ScriptedBroker) -> None:

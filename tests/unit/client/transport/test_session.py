@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.prepared import repeat_prepare
-from txmq.client.transport.session import UNKNOWN_BITS, ClientSession, parse_hello
+from txmq.client.transport.session import ClientSession, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
 from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.faults import Fault
-from txmq.xa.database.outbox_tables import row_id
-from txmq.xid import NO_HOME, XID_PART_BYTES_MAX, TxId
+from txmq.xid import TxId
 
 FIELDS: dict[str, Any] = {
     "cluster": "00000000000000c1", "home": "00000000000000a1", "session": "1f", "epoch": 2,
@@ -33,28 +32,11 @@ def test_txids_count_up_under_the_session() -> None:
     ]
 
 
-@pytest.mark.parametrize("chance", [0, 1, (1 << UNKNOWN_BITS) - 1])
-def test_id_that_no_broker_gave_is_random(chance: int) -> None:
-    session = ClientSession.unknown("00000000000000c1", chance)
-    counter, text = session.next_txid()
-    txid = TxId.parse(text)
-    assert (txid.home, txid.counter) == (NO_HOME, counter)
-    assert ((txid.counter - 1) << 48) + txid.session == chance
-    assert len(row_id(text, 31)) <= XID_PART_BYTES_MAX
-    assert UNKNOWN_BITS > 100, "a million ids a day, for years: 50 bits would do for none"
-
-
 def test_the_text_of_a_txid_is_the_txids() -> None:
     session = ClientSession(FIELDS)
     for counter in range(1, 20):
         txid = TxId(session.cluster, session.home, session.id, counter)
         assert session.next_txid() == (counter, str(txid))
-
-
-def test_older_broker_that_does_not_say_so_takes_no_voids() -> None:
-    assert [ClientSession({**FIELDS, **said}).takes_voids for said in ({}, {"voided": False}, {"voided": True})] == [
-        False, False, True,
-    ]  # fmt: skip
 
 
 @given(st.permutations(list(range(1, 30))))

@@ -25,27 +25,14 @@ State = LastResourceState
 
 # The events that may come in each state; every other pair is a defect and must say so.
 EXPECTED: dict[State, set[Event]] = {
-    State.ACTIVE: {
-        Event.PARTS_STREAMED, Event.BODY_DONE, Event.BODY_DONE_AWAY, Event.BODY_FAILED, Event.INTERRUPTED,
-    },
+    State.ACTIVE: {Event.PARTS_STREAMED, Event.BODY_DONE, Event.BODY_FAILED, Event.INTERRUPTED},
     State.STREAMING: {Event.PARTS_STREAMED, Event.BODY_DONE, Event.BODY_FAILED, Event.INTERRUPTED},
     State.PREPARING: {
-        Event.MARKER_INSERTED, Event.MARKER_LEFT, Event.MARKER_BEHIND, Event.MARKER_REFUSED, Event.PREPARED,
-        Event.PREPARE_REFUSED, Event.PREPARE_UNKNOWN, Event.PREPARE_AWAY, Event.INTERRUPTED,
+        Event.MARKER_INSERTED, Event.MARKER_LEFT, Event.MARKER_REFUSED, Event.PREPARED, Event.PREPARE_REFUSED,
+        Event.PREPARE_UNKNOWN, Event.INTERRUPTED,
     },
-    State.MARKED: {
-        Event.PREPARED, Event.PREPARE_REFUSED, Event.PREPARE_UNKNOWN, Event.PREPARE_AWAY, Event.INTERRUPTED,
-    },
-    State.PREPARED: {Event.MARKER_INSERTED, Event.MARKER_BEHIND, Event.MARKER_REFUSED, Event.INTERRUPTED},
-    State.OUTBOXING: {Event.OUTBOX_FILLED, Event.OUTBOX_REFUSED, Event.INTERRUPTED},
-    State.COMMITTING_OUTBOX: {
-        Event.DATABASE_COMMITTED, Event.MARKER_REFUSED, Event.DATABASE_REFUSED, Event.DATABASE_UNKNOWN,
-        Event.INTERRUPTED,
-    },
-    State.LOOKING_UP_OUTBOX: {
-        Event.PROVED_OUTBOXED, Event.PROVED_ROLLED_BACK, Event.LOOKUP_FAILED, Event.INTERRUPTED,
-    },
-    State.VOIDING: {Event.PREPARE_VOIDED, Event.INTERRUPTED},
+    State.MARKED: {Event.PREPARED, Event.PREPARE_REFUSED, Event.PREPARE_UNKNOWN, Event.INTERRUPTED},
+    State.PREPARED: {Event.MARKER_INSERTED, Event.MARKER_REFUSED, Event.INTERRUPTED},
     State.COMMITTING: {
         Event.DATABASE_COMMITTED, Event.MARKER_REFUSED, Event.DATABASE_REFUSED, Event.DATABASE_UNKNOWN,
         Event.INTERRUPTED,
@@ -84,12 +71,11 @@ def test_every_state_is_reached_and_every_state_reaches_an_end() -> None:
     assert all(reachable(TRANSITIONS, state) & ENDS for state in State)
 
 
-@pytest.mark.parametrize("decided", [State.DECIDED, State.VOIDING])
-def test_behind_the_decision_nothing_rolls_back(decided: State) -> None:
-    for state in reachable(TRANSITIONS, decided):
+def test_behind_the_decision_nothing_rolls_back() -> None:
+    for state in reachable(TRANSITIONS, State.DECIDED):
         for event in EXPECTED.get(state, ()):
             assert not ROLLBACKS & set(TRANSITIONS[state, event][1])
-    assert State.ROLLED_BACK not in reachable(TRANSITIONS, decided)
+    assert State.ROLLED_BACK not in reachable(TRANSITIONS, State.DECIDED)
 
 
 def _ways(length: int) -> list[tuple[Event, ...]]:
@@ -114,8 +100,8 @@ def test_database_is_committed_once_and_only_behind_prepared_and_marker() -> Non
             if Effect.COMMIT_DATABASE in coming:
                 commits += 1
                 before = set(way[: way.index(event) + 1])
-                has_marker = before & {Event.MARKER_INSERTED, Event.MARKER_LEFT}
-                assert (Event.PREPARED in before and has_marker) or Event.OUTBOX_FILLED in before
+                assert Event.PREPARED in before
+                assert before & {Event.MARKER_INSERTED, Event.MARKER_LEFT}
             effects.extend(coming)
         assert effects.count(Effect.COMMIT_DATABASE) <= 1
     assert commits
@@ -132,8 +118,6 @@ def test_rolled_back_is_told_only_while_no_commit_is_possible() -> None:
         if sent and coordinator.state is State.ROLLED_BACK:
             checked += 1
             proof = {Event.PROVED_ROLLED_BACK, Event.BROKER_ROLLED_BACK}
-            if Event.OUTBOX_FILLED in way:  # its marker stays: the database's word is enough
-                proof = {Event.PROVED_ROLLED_BACK}
             assert {Event.DATABASE_REFUSED, Event.MARKER_REFUSED} & set(way) or proof <= set(way)
     assert checked
 
@@ -174,36 +158,3 @@ def test_database_ended_by_the_body_is_never_called_rolled_back() -> None:
             ends.add(coordinator.state)
             assert Effect.REPORT_HAZARD in effects
     assert ends == {State.HAZARD}
-
-
-def test_outboxed_block_is_never_committed_in_the_broker() -> None:
-    ends = set()
-    for way in _ways(7):
-        coordinator, effects = Coordinator(), list[Effect]()
-        for event in way:
-            effects.extend(coordinator.step(event))
-        if Effect.FILL_OUTBOX in effects:
-            assert Effect.SEND_COMMIT not in effects
-            assert coordinator.state not in {State.COMMITTED, State.COMMITTED_PENDING}
-            ends.add(coordinator.state)
-    assert {State.COMMITTED_OUTBOX, State.ROLLED_BACK, State.UNKNOWN} <= ends
-
-
-def test_outboxed_is_told_with_a_proof_and_voids_prepare() -> None:
-    for way in _ways(7):
-        coordinator, effects = Coordinator(), list[Effect]()
-        for event in way:
-            effects.extend(coordinator.step(event))
-        if coordinator.state is State.COMMITTED_OUTBOX:
-            assert {Event.DATABASE_COMMITTED, Event.PROVED_OUTBOXED} & set(way)
-            assert effects.index(Effect.VOID_PREPARE) > effects.index(Effect.COMMIT_DATABASE)
-            assert Effect.SEND_ROLLBACK not in effects
-
-
-def test_outboxed_block_rolls_nothing_back_before_its_decision() -> None:
-    """A rollback of the prepare ahead of COMMIT would leave neither, if the block fails then."""
-    for state in (State.OUTBOXING, State.COMMITTING_OUTBOX):
-        for event in EXPECTED[state]:
-            following, effects = TRANSITIONS[state, event]
-            assert Effect.SEND_ROLLBACK not in effects
-            assert Effect.VOID_PREPARE not in effects or following is State.VOIDING

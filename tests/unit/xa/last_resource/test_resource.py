@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -23,13 +22,14 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.xa import LastResource
+from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.dbapi import driver_of
 from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, dialect_for, placeholder_of
 from txmq.xa.database.guarded_connection import GuardedConnection
 from txmq.xa.database.marker_schema import create_tables
 from txmq.xa.database.marker_table import MarkerTable
 
-from ..support import NAME, LastResourceFixture
+from ..support import NAME, LastResourceFixture, abandon
 
 # --- who it is -------------------------------------------------------------------------------------------------------
 
@@ -47,15 +47,13 @@ def test_install_is_idempotent_and_keeps_the_identity(world: LastResourceFixture
 def test_locked_database_is_busy_and_not_misconfigured(tmp_path: Path, lock: str) -> None:
     """By a process that was stopped in the middle of its transaction, for instance."""
     path = tmp_path / "shop.db"
-    resource = LastResource("shop", connect=lambda: sqlite3.connect(path, timeout=0.01), outbox=True)
-    resource.install()
+    resource = LastResource("shop", connect=lambda: sqlite3.connect(path, timeout=0.01))
     with closing(sqlite3.connect(path)) as other:
         other.execute(lock)
-        for call in (resource.install, resource.open_for_operator):
-            with pytest.raises(RolledBackError, match=r"resource 'shop' is busy: .* locked") as refused:
-                call()
-            assert refused.value.retriable
-    resource.open_for_operator().close()
+        with pytest.raises(RolledBackError, match=r"resource 'shop' is busy: .* locked") as refused:
+            resource.install()
+        assert refused.value.retriable
+    resource.install()
 
 
 def test_install_without_client_is_bound_by_first_transaction(tmp_path: Path, world: LastResourceFixture) -> None:
@@ -100,6 +98,21 @@ def test_identity_that_changes_under_open_connection_lets_no_marker_in(world: La
         world.order(b"x")
     assert world.rows() == [b"kept idle"]
     world.check()
+
+
+def test_database_of_an_older_txmq_is_refused_until_reinstalled(world: LastResourceFixture) -> None:
+    txid = abandon(world, b"left")
+    with world.outside() as connection:
+        connection.execute("DROP TABLE txmq_marker_token")
+    with pytest.raises(ConfigError, match="call install"):
+        world.new_resource().enlist(cluster_of(world.home))
+    world.resolver().run_once()
+    assert world.home.states() == {txid: "prepared"}
+    installed = world.new_resource()
+    installed.install(world.home)
+    assert installed.uuid == world.resource.uuid
+    world.resolver().run_once()
+    assert world.home.states()[txid] == "rolled-back"
 
 
 @pytest.mark.parametrize("table", ["txmq_marker_identity", "txmq_marker"])
@@ -170,21 +183,6 @@ def test_connection_that_keeps_others_out_is_refused(world: LastResourceFixture)
             world.block(resource=world.resource.using(own)),
         ):
             pass
-
-
-def test_forked_process_drains_under_name_of_its_own(world: LastResourceFixture) -> None:
-    state = LastResource(NAME, connect=world.connect, outbox=True).outbox
-    assert state is not None
-    of_home = state.at("00000000000000a1")
-    heard, said = os.pipe()
-    if not (pid := os.fork()):
-        os.write(said, " ".join([state.holder, of_home.holder, state.at("00000000000000b2").holder]).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    (name,) = set(os.read(heard, 1000).decode().split())
-    os.close(heard)
-    os.close(said)
-    assert state.holder == of_home.holder != name
 
 
 def test_a_database_that_cannot_roll_back_is_refused(world: LastResourceFixture) -> None:
@@ -434,7 +432,7 @@ def test_the_driver_is_found_through_a_subclass(world: LastResourceFixture) -> N
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_statements_leave_no_placeholder_of_another_style(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statements_leave_no_placeholder_of_another_style(name: str) -> None:
     """Statements are written with ``?``: with a format driver none may be left, and no bare ``%`` may be there."""
     said: list[str] = []
 
@@ -459,8 +457,6 @@ def test_statements_leave_no_placeholder_of_another_style(name: str, monkeypatch
     table = MarkerTable("txmq_marker", DIALECTS[name], "%s")
     create_tables(Recorder(), table)
     table.insert_committed(Recorder(), "t", "u", 1)
-    table.put_server(Recorder(), "f")
-    monkeypatch.setattr(table, "require_known", lambda _connection: None)  # which reads the server's answers
     table.insert_rolled_back(Recorder(), "t", "u", 1)
     table.read_durably(Recorder(), "t")
     table.delete_committed(Recorder(), ["a", "b"])

@@ -11,8 +11,7 @@ from tests.crash_points import at_moment, crash_at
 from tests.logged import said
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.simulated.faults import lost
-from txmq.xa.database.fingerprint import StrangeServerError
-from txmq.xa.fencing import DRAW_EVERY_S
+from txmq.xa.fencing import DRAW_EVERY_S, StrangeServerError
 from txmq.xa.resolver import Resolver
 
 from ..xa_support import Database, FakeRecovery, FakeResource, Prepared, XAFixture

@@ -80,7 +80,7 @@ class Principals:
         payload_bytes: by user, of the messages of both.
         sessions: by user, how many there are.
         sequences: by user, how many sequences their producers have; ``SequenceTable`` counts them.
-        made: by kind and name, the user who made a group, topic, query or outbox series, and how many it counts for
+        made: by kind and name, the user who made a group, topic, query or outbox, and how many it counts for
             (a topic: its partitions). Not those of administrators, nor of before there were users.
         made_sizes: the sums of that, by kind and user.
     """

@@ -1,4 +1,4 @@
-"""Of what there may be so many, one user makes half at most: groups, partitions, queries, outbox series, databases.
+"""Of what there may be so many, one user makes half at most: groups, partitions, queries, outboxes, databases.
 
 Administrators are not counted: they make what all use, and raise the setting. What there was before there were users is
 nobody's. With a registry each home counts what it was asked for.
@@ -19,7 +19,6 @@ from txmq.redo import entries
 TOPIC_SHARE: Final = "topic"  # counted by partitions
 GROUP_SHARE: Final = "group"
 QUERY_SHARE: Final = "query"
-SERIES_SHARE: Final = "series"
 DATABASE_SHARE: Final = "database"
 OUTBOX_SHARE: Final = "outbox"
 

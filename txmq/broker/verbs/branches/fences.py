@@ -11,7 +11,6 @@ stays its user's: who fences what is not of the database has done nothing to any
  no branch in the database                     --uuid= fence--> FENCED forced, rolled-back
  fenced for the database, or rolled back       ---------------> rolled-back
  committed, and the branches are forgotten     ---------------> committed, without its places
- voided                                        ---------------> unknown
  forgotten                                     ---------------> 410
 ```
 
@@ -29,7 +28,7 @@ from typing import Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
-from txmq.broker.state.session import VOIDED, BrokerSession
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession
 from txmq.broker.verbs.access.asking import RESOURCE, SETTLE, require
 from txmq.broker.verbs.access.owners import audit_fence, may_settle
 from txmq.broker.verbs.transaction_checks import owner_line, txid_of
@@ -94,10 +93,7 @@ def _told(context: Context, session: BrokerSession, counter: int, uuid: str) -> 
         raise FencedError(f"the outcome of transaction {txid_of(context, name)} is no longer kept")
     if counter not in session.outcomes:
         return b""
-    outcome = session.outcomes[counter]
-    if isinstance(outcome, tuple):
-        return b"committed\n"
-    return b"unknown\n" if outcome == VOIDED else b"rolled-back\n"
+    return b"rolled-back\n" if session.outcomes[counter] is ROLLED_BACK else b"committed\n"
 
 
 def _fence(context: Context, client: ClientConnection, session: BrokerSession, counter: int, uuid: str) -> None:

@@ -1,1 +1,1 @@
-"""The outboxes of databases: rows whose messages are taken in the order of their numbers, each once."""
+"""The outboxes of databases: pages of rows, each taken once, after the one before."""

@@ -13,17 +13,14 @@ from typing import Any
 
 from txmq.client.transaction.ending import BlockResolver, Ending, no_part
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
-from txmq.client.transaction.last_resource.outboxing import Outboxing
-from txmq.client.transaction.last_resource.run import THE_BROKER, LastResourceRun
+from txmq.client.transaction.last_resource.run import LastResourceRun
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.preparing import attach_for_caller
-from txmq.client.transport.ports import BlockTopics
 from txmq.errors import (
     HeuristicCommitError,
     HeuristicMixedError,
     NotOwnerError,
     OutcomeUnknownError,
-    RequestTimeoutError,
     RolledBackError,
     TransactionError,
     TxmqError,
@@ -32,45 +29,18 @@ from txmq.errors import (
 )
 from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import Lock, Signal
+from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
 from txmq.xa.database import marker_table
 from txmq.xa.database.hazard import lost_messages
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import LastResourceEvent, LastResourceState
-from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
+from txmq.xa.last_resource.resolving import Unresolved
 from txmq.xa.last_resource.resource import UsedConnection
-
-DRAINED_PAUSE_S_MIN, DRAINED_PAUSE_S = 0.005, 0.02  # a drainer of this process says so by itself
 
 
 def _nothing(_outcome: Outcome) -> None:
     """Do nothing."""
-
-
-class RowLook:
-    """Looks whether a transaction's messages wait in its database; keeps a connection meanwhile."""
-
-    def __init__(self, resource: LastResource, cluster: str, txid: str) -> None:
-        self._resource, self._cluster, self._txid = resource, cluster, txid
-        self._database: ResolvingConnection | None = None
-
-    def waits(self) -> bool:
-        """Whether they do, or that is not known: the database is away, in whatever way of the driver."""
-        try:
-            database = self._database
-            if database is None:
-                database = self._database = self._resource.open_for_resolver(self._cluster)
-            return database.outbox is None or database.outbox.waits(database.connection, self._txid)
-        except Exception:  # noqa: BLE001
-            self.close()
-            return True
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        database, self._database = self._database, None
-        if database is not None:
-            database.close()
 
 
 class LastResourceBlock:
@@ -85,26 +55,21 @@ class LastResourceBlock:
 
     def __init__(
         self, broker: RoutedTransaction, resource: LastResource | UsedConnection, messages: MessageBuffer,
-        resolver: BlockResolver, on_told: Callable[[Outcome], None], topics: BlockTopics,
+        resolver: BlockResolver, on_told: Callable[[Outcome], None],
     ) -> None:  # fmt: skip
-        self._on_told, self._topics = on_told, topics
+        self._on_told = on_told
         self._broker, self._messages, self._resolver = broker, messages, resolver
         self._lent: Any = None
         if isinstance(resource, UsedConnection):
             self._resource, self._lent = resource
         else:
             self._resource = resource
-        self._outboxing: Outboxing | None = None
-        self._is_outboxed = False  # and was not seen to have left
-        self._has_left = False  # the outbox: it has no offsets, and is not looked for by them
         self._answered: set[HomeBranch | None] = set()
         self._lock = Lock()  # homes answer in any thread
 
     @property
     def pending(self) -> tuple[str, ...]:
         """("broker",) while the decision has yet to reach the broker, and other homes that it has yet to reach."""
-        if self._is_outboxed:
-            return (THE_BROKER,)
         commit = self.run.commit
         if commit is not None and commit.lines is None:
             self._broker.commits.look_closely()
@@ -118,37 +83,20 @@ class LastResourceBlock:
     def begin(self) -> None:
         """See ``BlockEnding``."""
         broker = self._broker
-        outboxing = self._outboxing = self._outboxing_of(self._resource)
-        if outboxing is None:
-            attach_for_caller(broker)
-        else:
-            outboxing.attach(self._lent)
+        broker.reach()
+        attach_for_caller(broker)
         try:
-            if outboxing is None or not outboxing.is_away:
-                self._make_room()
+            self._make_room()
             self._branch = self._resource.enlist(broker.cluster, self._lent, broker.remaining_s)
-            self._begun(outboxing)
+            try:
+                self._resolver.add(self._resource)
+            except BaseException:
+                self._branch.roll_back()
+                raise
         except BaseException:
             broker.finished()
             raise
-        self.run = LastResourceRun(broker, self._branch, self._messages, self._told, outboxing)
-
-    def _begun(self, outboxing: Outboxing | None) -> None:
-        try:
-            self._resolver.add(self._resource)
-            if outboxing is not None:
-                outboxing.begun(self._branch)
-        except BaseException:
-            self._branch.roll_back()
-            raise
-
-    def _outboxing_of(self, resource: LastResource) -> Outboxing | None:
-        if resource.outbox is None:
-            self._broker.reach()
-            return None
-        outboxing = Outboxing(self._broker, self._messages, resource, resource.outbox, self._topics)
-        outboxing.begin()
-        return outboxing
+        self.run = LastResourceRun(broker, self._branch, self._messages, self._told)
 
     def _make_room(self) -> None:
         broker = self._broker
@@ -184,10 +132,7 @@ class LastResourceBlock:
             self._branch.note(body_error)
         run = self.run
         is_sound = body_error is None and run.is_body_sound((self._branch,), failure)
-        done = LastResourceEvent.BODY_DONE_AWAY if run.is_away else LastResourceEvent.BODY_DONE
-        state = run.run(done if is_sound else LastResourceEvent.BODY_FAILED)
-        if run.is_away and not run.is_enclosed:
-            self._resolver.wake()  # it looks for the broker
+        state = run.run(LastResourceEvent.BODY_DONE if is_sound else LastResourceEvent.BODY_FAILED)
         outcome, error = self._concluded(state)
         return Ending(outcome, self._in_broker(state, outcome), error, run.interrupt)
 
@@ -207,9 +152,6 @@ class LastResourceBlock:
             self._committed(state)
             return (Outcome.COMMITTED, None)
         self._let_go()  # no home has been told anything that it would answer to
-        if state is LastResourceState.COMMITTED_OUTBOX:
-            self._outboxed()
-            return (Outcome.COMMITTED, None)
         if state is LastResourceState.UNKNOWN:
             self._leave(None)
             text = f"COMMIT was not answered: {run.error or run.interrupt}; ask client.outcome(txid)"
@@ -231,43 +173,6 @@ class LastResourceBlock:
             self._resolver.tell(home.commits)
         if state is LastResourceState.COMMITTED_PENDING:
             self._resolver.wake()
-
-    def _outboxed(self) -> None:
-        """Leave what may be prepared to the resolver, and the messages to a drainer."""
-        self._is_outboxed = bool(self._messages)
-        if self._is_outboxed:
-            self._resolver.drain(self._resource)
-        if self.run.has_asked:
-            self._leave(marker_table.OUTBOXED)
-        else:
-            self._broker.finished()
-
-    def await_drained(self, deadline: float) -> bool:
-        """If the messages went to the outbox, wait until a drainer has taken them; whether they did.
-
-        Raises:
-            RequestTimeoutError: they wait still, or the database does not say.
-        """
-        if not self._is_outboxed:
-            return self._has_left
-        outboxing, txid = self._outboxing, self._broker.txid
-        assert outboxing is not None
-        signal = outboxing.state.watch(txid) if outboxing.rows == 1 else Signal()
-        look = RowLook(self._resource, self._broker.cluster, txid)
-        pause_s, clock = DRAINED_PAUSE_S_MIN, self._broker.home.clock
-        try:
-            while not outboxing.state.is_placed(txid) and (pause_s == DRAINED_PAUSE_S_MIN or look.waits()):
-                now = clock.monotonic()
-                if now >= deadline:
-                    raise RequestTimeoutError("the messages wait in the outbox: the broker is away, or behind")
-                if not signal.wait(min(pause_s, deadline - now)) and clock.monotonic() == now:
-                    clock.sleep(pause_s)  # simulated time
-                pause_s = min(2 * pause_s, DRAINED_PAUSE_S)
-        finally:
-            outboxing.state.unwatch(txid)
-            look.close()
-        self._is_outboxed, self._has_left = False, True
-        return True
 
     def _told(self, home: HomeBranch | None) -> None:
         """A home has answered to its commit; when all have, the marker is not needed any more."""
@@ -348,13 +253,7 @@ class LastResourceBlock:
     def _leave(self, outcome: str | None) -> None:
         """Let the resolver report this outcome, or (None) the one that the database proves."""
         broker, left = self._broker, self._resource.unresolved
-        if self._outboxing is not None and self._outboxing.is_unknown:
-            broker.finished()  # no broker has it, and the database knows the outcome
-            return
-        until_ms = self.run.proves_until_ms
-        left.append(
-            Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here, proves_until_ms=until_ms)
-        )
+        left.append(Unresolved(broker.txid, outcome, broker.deadline_ms, broker.finished_here))
         for home in self.run.homes:
             if home.has_ended:
                 home.close()

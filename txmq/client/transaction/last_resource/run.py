@@ -1,7 +1,7 @@
 """Carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits (``effects``).
 
 The database's COMMIT is the decision. The commits of the homes are written behind it, and their answers are not awaited
-(``branch_commits``). With an outbox the messages may wait beside the rows in place of that (``outboxing``).
+(``branch_commits``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from functools import partial
 from txmq.client.transaction.broker_side import BrokerTransaction
 from txmq.client.transaction.effects import EffectRun
 from txmq.client.transaction.homes import HomeBranch, RoutedTransaction
-from txmq.client.transaction.last_resource.outboxing import Outboxing, keys_of, whole_partitions
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.preparing import NOT_KNOWN, Preparing
 from txmq.client.transaction.refusals import rolled_back
-from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ConfigError,
     HeuristicError,
@@ -33,9 +31,7 @@ from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.database.hazard import Hazard
-from txmq.xa.database.marker_table import COMMITTED, ENCLOSED, OUTBOXED
-from txmq.xa.database.outbox_keys import OutboxKey
-from txmq.xa.database.outbox_tables import OUTBOXED_KEPT_MS
+from txmq.xa.database.marker_table import COMMITTED
 from txmq.xa.fencing import Fence
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
@@ -51,8 +47,6 @@ from txmq.xid import home_word
 
 RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
-_NEVER: int | None = None
-THE_BROKER = "broker"  # as ``pending`` names the home of the id
 
 
 def _nothing(_home: HomeBranch | None = None) -> None:
@@ -102,12 +96,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         is_acknowledged: whether the brokers have acknowledged the rollback; None if it was not asked for one.
         commit: at the home of the id; None before the decision.
         hazard: for the broker to keep, if the body had ended the database's transaction by itself.
-        has_asked: a prepare may have been sent.
-        proves_until_ms: as of ``Unresolved``, once the messages are put beside the rows.
-        is_enclosed: no broker has heard of the block, and none does before its database has committed.
 
     Args:
-        outboxing: the way into the resource's outbox; None without one.
         on_told: called with each home that has answered to its commit; None is the home of the id.
     """
 
@@ -115,10 +105,9 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
 
     def __init__(
         self, broker: RoutedTransaction, branch: Branch, messages: MessageBuffer,
-        on_told: Callable[[HomeBranch | None], None], outboxing: Outboxing | None = None,
+        on_told: Callable[[HomeBranch | None], None],
     ) -> None:  # fmt: skip
         super().__init__(broker, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
-        self._outboxing, self.has_asked, self.is_enclosed = outboxing, False, False
         self.homes = broker.branches
         self._branch, self._commit_error = branch, None  # type: Branch, Exception | None
         self.is_acknowledged: bool | None = None
@@ -127,32 +116,10 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._is_written: bool | None = None
         self.hazard: Hazard | None = None
         self._parts: list[EncodedPart] = []
-        self._keys: frozenset[OutboxKey] = frozenset()
-        self._is_prepared, self.proves_until_ms = False, _NEVER
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the block goes without the broker."""
-        return self._outboxing is not None and self._outboxing.is_away
 
     def _find_homes(self) -> None:
-        if self._outboxing is not None:
-            self._outboxing.find_homes(self._branch)
-            return
         self._broker.find_homes(self._messages)
-        self._let_pass()
-
-    def _let_pass(self) -> None:
         self._broker.let_pass(self._messages, self._branch.uuid)
-
-    def _reach(self) -> None:
-        if self._outboxing is None:
-            super()._reach()
-            return
-        self._outboxing.reach()
-        if not self.is_away:
-            self._let_pass()
-            self._outboxing.passed()
 
     def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
         match effect:
@@ -162,10 +129,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 return self._insert_marker()
             case LastResourceEffect.AWAIT_PREPARED:
                 return self._await_prepared()
-            case LastResourceEffect.FILL_OUTBOX:
-                return self._fill_outbox()
-            case LastResourceEffect.VOID_PREPARE:
-                return self._void_prepare()
             case LastResourceEffect.COMMIT_DATABASE:
                 return self._commit_database()
             case LastResourceEffect.SEND_COMMIT:
@@ -187,9 +150,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         self._preparing = Preparing(broker, lambda: self._submit_prepare(broker, self._parts))
         try:
             self._take_parts()
-            if self._outboxing is not None and self._outboxing.state.is_always and not self._outboxing.may_wait:
-                self._outboxing.let_drain(self._branch, self._keys)
-                self._keys = frozenset()  # nobody else counts any more
             self._preparing.send()
             for home in self.homes:
                 home.stream_if_large()
@@ -199,131 +159,58 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return None
 
     def _take_parts(self) -> None:
-        broker, outboxing = self._broker, self._outboxing
+        broker = self._broker
         self._parts = broker.take_parts(self._messages)
         if broker.streamed.parts or not broker.fits_one_request(self._parts):
             broker.stream(self._parts)
             self._parts = []
-        if outboxing is not None:
-            self._keys = keys_of(self._all_parts())
-            if any(one.streamed.parts for one in (broker, *(home.broker for home in self.homes))):
-                self._keys = whole_partitions(self._messages)
-            if outboxing.may_wait:
-                outboxing.hurry()
-
-    def _all_parts(self) -> list[EncodedPart]:
-        return [*self._parts, *(part for home in self.homes for part in home.parts)]
 
     def _submit_prepare(self, home: BrokerTransaction, parts: Sequence[EncodedPart]) -> Answer:
         resource, of = self._branch.resource, "" if home is self._broker else self._broker.txid
-        self.has_asked = True
         reply = home.submit_prepare(parts, resource.name, self._branch.uuid, resource.installation.table, of)
         crash_point("client.tx.prepare_sent")
         return reply
 
     def _insert_marker(self) -> LastResourceEvent:
         branch, broker = self._branch, self._broker
-        if branch.leave_marker_to_commit(broker.txid, broker.timeout_s, self._keys):
+        if branch.leave_marker_to_commit(broker.txid, broker.timeout_s):
             return LastResourceEvent.MARKER_LEFT
         try:
-            if self._outboxing is not None:
-                self._outboxing.tell_topics(branch)
-            is_in = branch.insert_marker(broker.txid, broker.timeout_s, self._keys)
+            branch.insert_marker(broker.txid, broker.timeout_s)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
             return LastResourceEvent.MARKER_REFUSED
-        if not is_in:
-            return self._behind()
         crash_point("client.tx.marker_inserted")
         return LastResourceEvent.MARKER_INSERTED
 
-    def _behind(self) -> LastResourceEvent:
-        """Earlier messages of these keys wait in the outbox."""
-        if self._outboxing is not None and self._outboxing.may_wait:
-            return LastResourceEvent.MARKER_BEHIND
-        text = "earlier messages of its keys wait in the outbox, and those of this block cannot wait behind them"
-        self.error = RolledBackError(text, self._broker.txid)
-        return LastResourceEvent.MARKER_REFUSED
-
     def _await_prepared(self) -> LastResourceEvent:
-        clock = self._broker.home.clock
-        began = clock.monotonic()  # not when it was sent: the marker's INSERT may have waited for the database
         try:
             self._preparing.wait()
         except TxmqError as error:
             return self._not_prepared(error)
-        self._is_prepared = True
         for home in self.homes:
             home.await_prepared()
             if home.error is not None:
-                cause = home.error.__cause__
-                if isinstance(cause, TxmqError) and self._goes_without(home.home, home.broker, cause):
-                    return LastResourceEvent.PREPARE_AWAY
                 self.error = home.error
                 is_refused = home.state is BranchState.REFUSED
                 return LastResourceEvent.PREPARE_REFUSED if is_refused else LastResourceEvent.PREPARE_UNKNOWN
         crash_point("client.tx.prepared")
-        if self._outboxing is not None:
-            self._outboxing.state_at(self._broker.home).prepared(clock.monotonic() - began)
         return LastResourceEvent.PREPARED
 
     def _not_prepared(self, error: TxmqError) -> LastResourceEvent:
-        """The broker is away, or late, or has refused; with an outbox the messages may wait."""
-        if self._goes_without(self._broker.home, self._broker, error):
-            return LastResourceEvent.PREPARE_AWAY
-        if not isinstance(error, NOT_KNOWN):
-            return self._refused(error)
-        self.error = rolled_back(error, self._broker.txid)
-        return LastResourceEvent.PREPARE_UNKNOWN
-
-    def _goes_without(self, home: Broker, broker: BrokerTransaction, error: TxmqError) -> bool:
-        return self._outboxing is not None and self._outboxing.goes_without(home, broker, error)
-
-    def _refused(self, error: TxmqError) -> LastResourceEvent:
+        """The broker is away, or late, or has refused."""
+        if isinstance(error, NOT_KNOWN):
+            self.error = rolled_back(error, self._broker.txid)
+            return LastResourceEvent.PREPARE_UNKNOWN
         self._broker.was_refused(error)
         self.error = rolled_back(error, self._broker.txid_or_none)
         return LastResourceEvent.PREPARE_REFUSED
-
-    def _fill_outbox(self) -> LastResourceEvent:
-        outboxing, broker = self._outboxing, self._broker
-        assert outboxing is not None
-        try:
-            if not self._keys:
-                self._parts = broker.take_parts(self._messages)
-            if outboxing.state.is_always and not self.has_asked:
-                self.is_enclosed = True
-                self.proves_until_ms = self._branch.proves_until_ms(broker.timeout_s, outboxing.markers_kept_ms)
-                outboxing.enclose(self._branch, self._parts)
-            else:
-                outboxing.agree_on_topics(self._branch)
-                rows = outboxing.waiting(self._all_parts())
-                self.proves_until_ms = self._branch.proves_until_ms(broker.timeout_s, OUTBOXED_KEPT_MS)
-                self._branch.fill_outbox(broker.txid, broker.timeout_s, rows)
-        except TransactionError as error:
-            self.error = outboxing.refused(error)
-            return LastResourceEvent.OUTBOX_REFUSED
-        except TxmqError as error:  # a part that cannot be carried
-            self.error = rolled_back(error, broker.txid)
-            return LastResourceEvent.OUTBOX_REFUSED
-        crash_point("client.outbox.filled")
-        return LastResourceEvent.OUTBOX_FILLED
-
-    def _void_prepare(self) -> LastResourceEvent:
-        """What may be prepared is rolled back: at once if the broker is there; the resolver makes sure of it."""
-        crash_point("client.outbox.committed")
-        if self.has_asked and (self._is_prepared or not self.is_away):
-            with suppress(TxmqError):
-                self._broker.submit_rollback(is_void=True)
-        for home in self.homes:
-            if home.state is BranchState.PREPARED:
-                home.submit_rollback()
-        return LastResourceEvent.PREPARE_VOIDED
 
     def _commit_database(self) -> LastResourceEvent:
         try:
             self._branch.commit()
         except TransactionError as error:
-            self.error = error if self._outboxing is None else self._outboxing.refused(error)
+            self.error = error
             return LastResourceEvent.MARKER_REFUSED
         except Exception as error:  # noqa: BLE001  a driver may raise anything; the database is asked what it did
             is_retriable = self._branch.is_retriable(error)
@@ -334,8 +221,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             )
         crash_point("client.tx.db_committed")
         self._branch.finish()
-        if self._outboxing is not None:
-            self._outboxing.committed(was_kept_out=self._branch.was_kept_out)
         return LastResourceEvent.DATABASE_COMMITTED
 
     def _look_up(self) -> LastResourceEvent:
@@ -344,7 +229,8 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             outcome = self._branch.outcome_after(self._commit_error, self._broker.txid)
         if outcome is not None:
             self._branch.finish()
-            return self._answered(outcome)
+            is_committed = outcome == COMMITTED
+            return LastResourceEvent.PROVED_COMMITTED if is_committed else LastResourceEvent.PROVED_ROLLED_BACK
         self._branch.abandon()
         until_s = self._wait_ends_s()
         while True:
@@ -353,21 +239,9 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
                 return LastResourceEvent.PROVED_COMMITTED
             if step is Step.REPORT_ROLLBACK:
                 return LastResourceEvent.PROVED_ROLLED_BACK
-            if step is Step.REPORT_VOID:
-                return self._answered(OUTBOXED)
-            if step is Step.FORGOTTEN or self._broker.remaining_s <= until_s:
+            if self._broker.remaining_s <= until_s:
                 return LastResourceEvent.LOOKUP_FAILED
             self._broker.pause(LOOK_UP_PAUSE_S)
-
-    def _answered(self, outcome: str) -> LastResourceEvent:
-        """By the word that stands in the marker."""
-        if outcome == COMMITTED:
-            return LastResourceEvent.PROVED_COMMITTED
-        if outcome in (OUTBOXED, ENCLOSED):
-            if self._outboxing is not None:
-                self._outboxing.committed()
-            return LastResourceEvent.PROVED_OUTBOXED
-        return LastResourceEvent.PROVED_ROLLED_BACK
 
     def _wait_ends_s(self) -> float:
         """The value of ``remaining_s`` to stop at: 0, or later if the deadline is closer than RESOLVE_S_MIN."""
@@ -389,10 +263,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             database.close()
 
     def _proved_in(self, database: ResolvingConnection) -> Step:
-        broker, until_ms = self._broker, self.proves_until_ms
-        if until_ms is not None:
-            return prove(database, broker.txid, broker.deadline_ms, until_ms)[0]
-        resource, home = self._branch.resource, broker.home
+        broker, resource, home = self._broker, self._branch.resource, self._broker.home
         timeout_s = max(min(broker.remaining_s, REQUEST_TIMEOUT_S), RESOLVE_S_MIN)
         fence = Fence(database, home_word(broker.txid), home.control, resource.new_token, timeout_s)
         try:
@@ -446,7 +317,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
             commits.look()
         is_here = not commit.is_told() and (commit.is_late or not commits.is_written(commit))
         homes = (name for home in self.homes if (name := home.pending) is not None)
-        return (THE_BROKER, *homes) if is_here else tuple(homes)
+        return ("broker", *homes) if is_here else tuple(homes)
 
     def await_told(self, deadline: float) -> TxmqError | None:
         """Wait for the homes' answers to their commits; what one said in place of having committed."""
@@ -482,8 +353,6 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return LastResourceEvent.DATABASE_ENDED
 
     def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
-        if self.is_away and not self.has_asked and hazard is None:
-            return LastResourceEvent.BROKER_ROLLED_BACK  # it has nothing of this block
         self.is_acknowledged = False
         for home in self.homes:
             home.submit_rollback()
@@ -495,7 +364,7 @@ class LastResourceRun(EffectRun[LastResourceState, LastResourceEvent, LastResour
         return found
 
     def _roll_back_here(self, hazard: Hazard | None) -> LastResourceEvent:
-        if self.is_away or isinstance(self.error, TransactionAwayError):
+        if isinstance(self.error, TransactionAwayError):
             return LastResourceEvent.BROKER_UNKNOWN
         try:
             self._broker.rollback(hazard)

@@ -15,8 +15,6 @@ from txmq.protocol.grants import ADMINISTRATOR, Grant
 
 from ...group_support import pass_time
 from ...support import prepare, put, restarted, stated, values
-from ..outbox.test_drained import SERIES, drain
-from ..outbox.test_drained import send as send_row
 from ..outbox.test_pages import send as send_page
 from ..test_check_backs import half
 from ..test_decide import complete, decide
@@ -154,14 +152,12 @@ def test_revoked_grant_breaks_no_decision_and_no_turn() -> None:
     assert prepare(made.shop, made.own(1), ("a", 0, batch(b"first"))).code == 200
     assert prepare(made.shop, made.own(2), ("a", 0, batch(b"second"))).code == 200
     assert decide(made.shop, made.own(3), ("a", 1, batch(b"x"))).code == 200
-    row = send_row(made.shop, 1, b"row", counter=4, keys="*")
     turn = made.shop.send("commit", made.own(2), body=b"")
     made.allow()
     assert made.shop.ask("commit", made.own(1), body=b"").code == 200
     assert received(made.shop, turn).code == 200
-    assert received(made.shop, row).code == 200
     assert complete(made.shop, made.own(3)).code == 200
-    assert (values(made.made), values(made.made, "a", 1)) == ([b"first", b"second", b"row"], [b"x"])
+    assert (values(made.made), values(made.made, "a", 1)) == ([b"first", b"second"], [b"x"])
 
 
 def test_revoked_grant_breaks_no_batch_of_a_query() -> None:
@@ -227,7 +223,7 @@ def test_lists_show_what_one_may_do_something_with() -> None:
             assert ask() == shown, (name, grants)
     made.allow(WRITE)
     found = _json(made.shop.ask("stats", "json"))
-    assert found.keys() == {"broker", "resources", "outboxes", "chains", "topics", "offsets"}
+    assert found.keys() == {"broker", "resources", "chains", "topics", "offsets"}
     assert {row["topic"] for row in found["offsets"]} == {"a"}
 
 
@@ -253,8 +249,7 @@ def test_lists_of_groups_queries_and_databases_show_what_one_may() -> None:
         found = {"kind": "xa", "uuid": uuid, "reachable": True, "branches": 1, "age_ms": 1}
         body = json.dumps(found).encode()
         assert made.ops.ask("resource", "report", f"db{str(uuid)[0]}", body=body).code == 200
-    assert drain(made.ops, 1, session=2).code == 200
-    assert send_page(made.ops, 2, 0, session=2).code == 200
+    assert send_page(made.ops, 1, 0, session=2).code == 200
 
     def shown() -> list[int]:
         return [
@@ -262,26 +257,18 @@ def test_lists_of_groups_queries_and_databases_show_what_one_may() -> None:
             len(_json(ask_query(made.shop, "list", "*"))["queries"]),
             len(_json(made.shop.ask("resource", "list", "*", body=b""))["resources"]),
             len(made.shop.ask("stats", "resources").text.splitlines()),
-            len(made.shop.ask("stats", "outboxes").text.splitlines()),
             len(made.shop.ask("stats", "chains").text.splitlines()),
         ]
 
-    assert shown() == [0] * 6
+    assert shown() == [0] * 5
     made.allow(GROUP, INSTALL)
-    assert shown() == [1] * 6
+    assert shown() == [1] * 5
     rows = _json(made.group("describe"))
     assert rows["partitions"] == []
     made.allow(GROUP, READ)
     assert {row["topic"] for row in _json(made.group("describe"))["partitions"]} == {"a"}
     made.allow(ADMINISTRATOR)
-    assert shown() == [2, 2, 3, 3, 1, 1]
-
-
-def test_series_of_another_database_is_not_drained() -> None:
-    made = world(Grant("install", "resource", "f" * 32))
-    assert drain(made.ops, 1, session=2).code == 200
-    assert drain(made.shop, 2, uuid="f" * 32).error == "forbidden"
-    assert made.shop.ask("drained", SERIES).error == "forbidden"
+    assert shown() == [2, 2, 3, 3, 1]
 
 
 def test_refusals_are_counted_and_written_with_who_and_where() -> None:
@@ -361,7 +348,7 @@ def test_who_watches_the_broker_sees_all_and_touches_nothing() -> None:
     made = world(Grant("describe", "broker", "all"))
     assert made.ops.ask("group", "reset", "g", extensions={"create": None}, body=b'[["a", 0, 0]]').code == 200
     told = _json(made.shop.ask("stats", "json"))
-    shown = {"broker", "transactions", "resources", "outboxes", "chains", "topics", "offsets"}
+    shown = {"broker", "transactions", "resources", "chains", "topics", "offsets"}
     assert told.keys() == shown  # no settings
     assert [topic["name"] for topic in told["topics"]] == ["a", "b"]
     assert [row["group"] for row in _json(made.group("list", group="*"))["groups"]] == ["g"]

@@ -1,4 +1,4 @@
-"""One user makes half of the groups, partitions, queries and outbox series that there may be, and others the rest."""
+"""One user makes half of the groups, partitions, queries and outboxes that there may be, and others the rest."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tools.images.node import Answer, Client, Node
-from txmq.broker.verbs.outbox import drained
+from txmq.broker.state import outbox_chains
 
-from ..outbox.test_drained import drain
+from ..outbox.test_pages import send as send_page
 from ..test_query import ask as ask_query
 from .access_support import add, lives, node, operator
 
@@ -111,17 +111,15 @@ def test_groups_of_which_nothing_is_saved_count_too() -> None:
     assert joined(of(made, "other"), "o").code == 200
 
 
-def test_outbox_series_are_shared_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drained, "SERIES_MAX", 4)
+def test_outboxes_are_shared_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_chains, "OUTBOXES_MAX", 4)
     made = world()
     shop, other = of(made, "shop"), of(made, "other")
     sent = []
     for number, client in enumerate((shop, shop, shop, other)):
-        name = f"{number:032x}"
-        assert client.ask("drained", name).code == 200
         session = client.client.session
         assert session is not None
-        sent.append(drain(client, 1, series=name, session=session.number, counter=number + 1).code)
+        sent.append(send_page(client, number + 1, 0, session=session.number, outbox=f"{number:032x}").code)
     assert sent == [200, 200, 429, 200]
 
 

@@ -15,7 +15,6 @@ from txmq.protocol.grants import ADMINISTRATOR, OPERATIONS, Grant
 from txmq.redo import entries
 
 from ...support import node, prepare, put
-from ..outbox.test_drained import SERIES, drain
 from ..outbox.test_pages import send as send_page
 from ..test_check_backs import half
 from ..test_decide import complete, decide
@@ -197,8 +196,6 @@ CASES = [
     ),
     Case("commit", "", (WRITE,), lambda w: w.shop.ask("commit", w.own(), body=part("a", 0, batch()))),
     Case("commit", "", (WRITE, GROUP), _commit_offsets, _member, "offsets"),
-    Case("commit", "", (INSTALL,), lambda world: drain(world.shop, 1), about="drained"),
-    Case("commit", "", (WRITE, INSTALL), lambda world: drain(world.shop, 1, b"x"), about="drained, with a message"),
     Case("commit", "", (SETTLE,), _settle("commit"), _prepared, "another's"),
     Case("commit", "", (SETTLE_GROUP,), _settle("commit"), _half, "another's half"),
     Case("rollback", "", (SETTLE,), _settle("rollback"), _prepared, "another's"),
@@ -214,8 +211,6 @@ CASES = [
     Case("decide", "", (WRITE, INSTALL), lambda world: decide(world.shop, world.own(), ("a", 0, batch(b"x")))),
     Case("complete", "", (SETTLE,), lambda world: complete(world.shop, world.others()), _decided),
     Case("forget", "", (SETTLE,), _settle("forget"), _heuristic),
-    Case("drained", "", (INSTALL,), _line("drained", SERIES), of_any=True),
-    Case("drained", "", (INSTALL,), _line("drained", SERIES), lambda world: drain(world.ops, 1, session=2), "known"),
     Case("token", "", (SETTLE | INSTALL,), _line("token", UUID, "b" * 32)),
     Case("token", "", (INSTALL,), _line("token", UUID, "b" * 32, adopted=None), about="adopted"),
     Case("commit", "", (INSTALL,), lambda world: send_page(world.shop, 1, 0), about="a page"),

@@ -117,12 +117,12 @@ def test_fence_holds_through_kill_and_checkpoint() -> None:
         assert owner.ask("outcome", life.txid(2, 2)).text.startswith("committed\n")
 
 
-def test_older_broker_reads_fence_of_checkpoint_as_rolled_back() -> None:
+def test_fence_stands_among_the_outcomes_of_a_checkpoint() -> None:
     world = settler()
     assert fence(world.shop, world.others(1)).text == ROLLED_BACK
     (row,) = [row for row in world.made.state.snapshot()["sessions"] if row[0] == 2]
     ((counter, outcome),) = row[6]
-    assert (counter, outcome) == (1, f"fenced {UUID}")  # as those read "voided": no decision of it is accepted
+    assert (counter, outcome) == (1, f"fenced {UUID}")
 
 
 def test_transactions_of_no_branch_there_are_as_if_absent() -> None:
@@ -151,8 +151,6 @@ def test_what_is_over_is_told_as_it_is() -> None:
     assert fence(world.shop, world.others(1)).text == "committed\n"  # of whose database it was is not known any more
     assert world.ops.ask("rollback", world.others(2)).code == 200
     assert fence(world.shop, world.others(2)).text == ROLLED_BACK
-    assert world.ops.ask("rollback", world.others(3), extensions={"voided": None}).code == 200
-    assert fence(world.shop, world.others(3)).text == "unknown\n"
     assert world.made.state.fences_of[UUID] == 0
     session = world.made.state.sessions[2]
     session.floor = 4

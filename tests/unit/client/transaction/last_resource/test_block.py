@@ -6,15 +6,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.last_resource.run import DecisiveCommit, LastResourceRun
-from txmq.xa import LastResource
-from txmq.xa.last_resource.outbox import OutboxOptions
 
 
 @pytest.fixture
@@ -25,10 +22,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResou
     made.close()
 
 
-def order(world: LastResourceFixture, resource: LastResource | None = None) -> None:
-    with world.block(resource=resource) as tx:
-        tx.connection(resource or world.resource).execute("INSERT INTO orders (value) VALUES (?)", (b"x",))
-        tx.send("orders", b"x")
+def order(world: LastResourceFixture) -> None:
+    with world.block() as tx:
+        world.insert(tx, b"x")
 
 
 def blocks() -> list[object]:
@@ -54,18 +50,3 @@ def test_committed_block_leaves_nothing_to_garbage_collector(world: LastResource
     with no_garbage(world):
         order(world)
         order(world)  # takes the answer to the commit of the one before, if that was not there
-
-
-@pytest.mark.parametrize("when", ["always", "away"])
-def test_outboxed_block_leaves_nothing_to_garbage_collector(
-    world: LastResourceFixture, when: Literal["always", "away"]
-) -> None:
-    resource = LastResource("orders-db", connect=world.connect, outbox=OutboxOptions(when=when))
-    resource.install(world.home)
-    assert resource.outbox is not None
-    if when == "away":
-        resource.outbox.trip()
-    order(world, resource)
-    with no_garbage(world):
-        order(world, resource)
-    assert len(world.rows()) == resource.outbox.size.rows == 2
