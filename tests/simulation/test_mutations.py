@@ -21,7 +21,7 @@ from tools.simulation.run import simulate
 from tools.simulation.threads import required_task
 from txmq.aio import Transaction
 from txmq.broker.context import Context
-from txmq.broker.verbs import get, turns
+from txmq.broker.verbs import get
 from txmq.broker.verbs.access import changes
 from txmq.broker.verbs.access.changes import journal
 from txmq.redo import entries
@@ -79,11 +79,6 @@ def _caught(finding: str, *, first: int, then: Iterable[int] = SEEDS, users: boo
 def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(get, "_waits", lambda *_: False)
     _caught("was acknowledged, and then", first=1)
-
-
-def test_commit_that_overtakes_prepared_ones_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "must_queue", lambda *_: False)
-    _caught("P7", first=1)
 
 
 async def _unshielded_end(self: Transaction, _kind: object, error: BaseException | None, _trace: object) -> None:
