@@ -268,7 +268,6 @@ class Play:
             orders, payments, audit = (_read(client, topic) for topic in (ORDERS, PAYMENTS, AUDIT))
         return compare(rows, orders, payments, audit, self.reported())
 
-
     # --- the second act ----------------------------------------------------------------------------------------------
 
     def _hand_over(self, broker: BrokerProcess) -> HandedOver:
