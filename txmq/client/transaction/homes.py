@@ -47,11 +47,11 @@ class HomeBranch:
     """What a transaction wrote to a home that does not decide.
 
     Attributes:
-        broker: the conversation with that home, under an id of its own.
+        home, broker: that home, and the conversation with it, under an id of its own.
         commits: those of the home that are not answered yet.
         slots: see ``Committed``.
         state: where it stands; COMMITTED once its commit was written.
-        error: the refusal, or what kept the home from answering.
+        error: the refusal, or what kept the home from answering; its cause says which it is.
         lines: where its parts went; None before the home has said so.
         on_told: called when it has.
         parts: what was not sent ahead.
@@ -61,7 +61,7 @@ class HomeBranch:
     uuid: str = ""
 
     def __init__(self, home: BranchHome, clock: Clock, decides: RoutedTransaction) -> None:
-        self.broker = BrokerTransaction(home, clock, decides.timeout_s)
+        self.home, self.broker = home, BrokerTransaction(home, clock, decides.timeout_s)
         self.commits = home.branch_commits
         self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
         self.slots: Collection[TopicPartition] = ()
