@@ -212,12 +212,14 @@ def test_messages_of_sessions_arrive_once_in_order(engine: Engine, broker: Broke
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         with Relay(client, outbox, lambda: detached(engine)) as relay, Session(engine) as session:
+            assert outbox._wakes == (relay.wake,)
             for number in range(60):
                 take(session, number)
             relay.drain(DRAIN_S)
             rows = session.scalars(select(Order.id).order_by(Order.id)).all()
         assert [int(message.value or b"") for message in client.browse("orders")] == rows
     assert len(rows) == 36
+    assert outbox._wakes == ()
 
 
 def take(session: Session, number: int) -> None:
