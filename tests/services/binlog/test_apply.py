@@ -215,12 +215,10 @@ def test_messages_that_retention_took_are_missed_at_the_end(server: MariaDB, tmp
             replica.execute("INSERT INTO t VALUES (2)")
         topic = f"{replica.name}.shop.t"
         client.topics.alter(topic, retention_ms=1)
-
-        def is_empty() -> bool:
-            found = [client.offsets(topic, number) for number in range(3)]
-            return all(one.start == one.end for one in found)
-
-        eventually(is_empty, "retention takes all messages")
+        eventually(
+            lambda: all(held.start == held.end for held in (client.offsets(topic, number) for number in range(3))),
+            "retention takes all messages",
+        )
         with pytest.raises(TargetError, match=r"messages \d to \d are gone: the topic's retention deleted them"):
             replica.apply()
 

@@ -470,6 +470,25 @@ class PartitionQueues:
                 if since <= before and (missing := sorted(wanted - self._barriers[statement].keys()))
             }
 
+    def held_up(self) -> dict[tuple[str, int], list[TopicPartition]]:
+        """Topics of which messages are here and none may be handed out, with the oldest epoch of them.
+
+        Each with the partitions that lack older ones; none are named where the reader has to say how far it has sent.
+        """
+        with self._changed:
+            whole, oldest = self._whole(), dict[str, int]()
+            for queue in self._queues.values():
+                if queue.messages:
+                    topic = queue.slot[0]
+                    oldest[topic] = min(oldest.get(topic, queue.epochs[0]), queue.epochs[0])
+            held_up = {topic: epoch for topic, epoch in oldest.items() if epoch > whole[topic]}
+            found = {(topic, epoch): list(self._missing.get(topic, ())) for topic, epoch in held_up.items()}
+            for queue in self._queues.values():
+                epoch = held_up.get(queue.slot[0], -1)
+                if queue.whole < epoch and queue.end < queue.seen.end:
+                    found[queue.slot[0], epoch].append(queue.slot)
+            return found
+
     def passed(self, queues: Iterable[PartitionQueue], statement: str) -> list[Message]:
         """The statement was run: the queues go on behind it; returns its messages."""
         with self._changed:

@@ -88,6 +88,7 @@ class Session:
         self._log = get_logger(group=self._group)
         self._sparingly = Sparingly(self._log, client.clock)
         self._consumer: Consumer | None = None
+        self._held_up: dict[tuple[str, int], float] = {}  # whose changes wait for older ones, since when
         self._stands = 0, client.clock.monotonic()  # the newest epoch that was sent, and since when it is the same
         self._looked_at: float | None = None  # while a statement runs: when the target has answered last
         self._list_topics: Callable[[], list[str]] = lambda: topics
@@ -194,6 +195,14 @@ class Session:
         for gtid, missing in self._queues.waiting(WAITING_S).items():
             shown = [f"{topic}-{number}" for topic, number in missing[:MISSING_SHOWN_MAX]]
             self._sparingly.warning("a statement waits for other partitions to reach it", gtid=gtid, partitions=shown)
+        now, held_up = self._client.clock.monotonic(), self._queues.held_up()
+        self._held_up = {one: self._held_up.get(one, now) for one in held_up}
+        for (topic, epoch), since in self._held_up.items():
+            if now >= since + WAITING_S:
+                behind = [f"{topic}-{number}" for _, number in sorted(held_up[topic, epoch])[:MISSING_SHOWN_MAX]]
+                self._sparingly.warning(
+                    "changes wait for older ones in other partitions", topic=topic, partitions=behind
+                )
 
     def _look_at_statement(self) -> None:
         """A statement may run for hours, and its answer is awaited as long: whether the target answers others."""

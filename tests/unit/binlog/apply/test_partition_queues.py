@@ -155,6 +155,20 @@ def test_no_message_passes_an_epoch_that_is_not_whole() -> None:
     assert [taken(made)[1], made.unasked()] == [[0, 1], {}]
 
 
+def test_partitions_that_hold_a_topic_up_are_told() -> None:
+    made, _ = begun(A, B)
+    assert made.held_up() == {}
+    made.add([message(A, 0, epoch=2), message(A, 1, epoch=3)])
+    assert made.held_up() == {("t", 2): []}  # nobody has said yet where the partitions end
+    made.seen("t", 3, {0: (0, 2), 1: (0, 2), 2: (0, 9)})
+    assert made.held_up() == {("t", 2): [("t", 2), B]}
+    made.granted(("t", 2), 7, 0)
+    made.add([message(B, 0, epoch=3)])
+    assert made.held_up() == {("t", 2): []}
+    made.seen("t", 3, {2: (0, 0)})
+    assert made.held_up() == {}
+
+
 def test_idle_partition_holds_nobody_up() -> None:
     made, _ = begun(A, B)
     made.add([message(A, 0, epoch=7), message(A, 1, epoch=9)])
