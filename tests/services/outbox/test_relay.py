@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,23 @@ def test_unit_over_a_page_arrives_over_a_request_is_parked(sqlite_shop: Shop, tm
         assert sum(1 for _ in client.browse("large")) == 4
     parked, _ = run(sqlite_shop.connection, "SELECT why FROM txmq_outbox_parked")
     assert parked == [("the broker refuses it",)] * 9
+
+
+def test_relay_waits_for_no_open_transaction(
+    client: txmq.Client, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL
+) -> None:
+    """InnoDB would lock the row after those that are deleted, too."""
+    shop = Shop(fields_of("mysqlclient", tmp_path, mariadb, postgresql))
+    shop.write(6)
+    with closing(shop.connect()) as late:
+        shop.outbox.send(late, "orders", b"1000")
+        with Relay(client, shop.outbox, shop.connect) as relay:
+            relay.drain(DRAIN_S)
+            check(client, shop.committed())
+            late.commit()
+            relay.drain(DRAIN_S)
+    check(client, [*shop.committed(), b"1000"])
+    shop.connection.close()
 
 
 def test_units_are_seen_whole_or_not_at_all(sqlite_shop: Shop, client: txmq.Client) -> None:
