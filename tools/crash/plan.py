@@ -18,7 +18,7 @@ _ELSEWHERE = (
     "client.xa.", "resolver.xa.", "client.half.", "client.check.", "client.ordered.", "client.deferred.",
     "client.dead_letter.", "client.redrive.", "audit.", "client.tx.db_commit_sent", "registry.", "broker.branch.",
     "broker.database.", "broker.decision.", "broker.outbox.", "client.homes.", "client.prepare.", "client.foreign.",
-    "relay.", "client.sink.", "binlog.",
+    "relay.", "operator.", "client.sink.", "binlog.",
 )  # fmt: skip
 SQLITE_POINTS = tuple(sorted(point for point in POINTS if not point.startswith(_ELSEWHERE)))
 WORKERS = 4

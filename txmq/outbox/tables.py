@@ -32,6 +32,7 @@ from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, pla
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
+ADOPTED: Final = "adopted: an operator says whether it was sent"
 IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
 _COLUMNS = "unit, topic, message_key, value, headers, created_ms"
 _ROW = f"id, {_COLUMNS}"
@@ -70,6 +71,23 @@ class Backlog(NamedTuple):
     oldest_ms: int | None
     parked: int
     parked_for_ms: int | None
+
+
+class ListedRow(NamedTuple):
+    """A row without its value.
+
+    Attributes:
+        why: it is parked; None: it waits.
+        ms: since it was written, or parked.
+    """
+
+    id: int
+    unit: int | None
+    topic: str
+    key: bytes | None
+    size_bytes: int
+    ms: int
+    why: str | None = None
 
 
 class OutboxTables:
@@ -160,7 +178,8 @@ class OutboxTables:
                 if not is_error(error):
                     raise
                 raise ConfigError(
-                    f"table {table} is not an outbox's ({error}): rename it, or give the outbox another table="
+                    f"table {table} is not an outbox's ({error}): install the outbox there if there is none, "
+                    "else rename that table, or give the outbox another table="
                 ) from error
 
     # --- the application's side --------------------------------------------------------------------------------------
@@ -293,14 +312,17 @@ class OutboxTables:
 
     def park(self, connection: Connection, rows: Sequence[OutboxRow], why: str) -> None:
         """Take rows out of the line, under their ids."""
-        for one in rows:
+        self._park(connection, [one.id for one in rows], why)
+
+    def _park(self, connection: Connection, ids: Sequence[int], why: str) -> None:
+        for some, marks in _parts(ids):
             self._run(
                 connection,
-                f"INSERT INTO {self.parked} (id, {_COLUMNS}, why, since_ms) "  # noqa: S608
-                f"SELECT id, {_COLUMNS}, ?, {self.dialect.now_ms} FROM {self.name} WHERE id = ?",
-                (why, one.id),
+                f"INSERT INTO {self.parked} ({_ROW}, why, since_ms) "  # noqa: S608
+                f"SELECT {_ROW}, ?, {self.dialect.now_ms} FROM {self.name} WHERE id IN ({marks})",
+                (why, *some),
             )
-            self._run(connection, f"DELETE FROM {self.name} WHERE id = ?", (one.id,))  # noqa: S608
+        self._delete_each(connection, ids)
 
     def claim(self, connection: Connection, row: RelayRow, lease_ms: int) -> None:
         """Write the relay row, with a lease from now on."""
@@ -326,6 +348,75 @@ class OutboxTables:
         return Backlog(
             int(waiting), int(oldest[0][0]) if oldest else None, int(parked), None if since is None else int(since)
         )
+
+    def listed(self, connection: Connection, rows_max: int) -> list[ListedRow]:
+        """The first rows that wait, by id."""
+        return self._listed(connection, self.name, f"{self.dialect.now_ms} - created_ms, NULL", rows_max)
+
+    def listed_parked(self, connection: Connection, rows_max: int) -> list[ListedRow]:
+        """The first parked rows, by id."""
+        return self._listed(connection, self.parked, f"{self.dialect.now_ms} - since_ms, why", rows_max)
+
+    def _listed(self, connection: Connection, table: str, rest: str, rows_max: int) -> list[ListedRow]:
+        found, _ = run(
+            connection,
+            f"SELECT id, unit, topic, message_key, LENGTH(value), {rest} FROM {table} "  # noqa: S608
+            f"ORDER BY id LIMIT {int(rows_max)}",
+        )
+        return [
+            ListedRow(
+                int(one), None if unit is None else int(unit), text(topic), None if key is None else bytes(key),
+                int(size), int(ms), None if why is None else text(why),
+            )
+            for one, unit, topic, key, size, ms, why in found
+        ]  # fmt: skip
+
+    def parked_ids(self, connection: Connection, unit: int | None = None) -> list[int]:
+        """The parked rows of a unit, or of all; a row without a unit is named by its id."""
+        if unit is None:
+            return self._ids(connection, self.parked, "1 = 1", ())
+        of_unit = self._ids(connection, self.parked, "unit = ?", (unit,))
+        return of_unit or self._ids(connection, self.parked, "id = ? AND unit IS NULL", (unit,))
+
+    def parked_units(self, connection: Connection, topic: str, key: bytes) -> set[int]:
+        """The units that have a parked row with a key, as ``parked_ids`` takes them."""
+        found, _ = self._run(
+            connection,
+            f"SELECT COALESCE(unit, id) FROM {self.parked} WHERE topic = ? AND message_key = ?",  # noqa: S608
+            (topic, key),
+        )
+        return {int(one) for (one,) in found}
+
+    def unpark(self, connection: Connection, ids: Sequence[int]) -> None:
+        """Let parked rows wait again, under their ids."""
+        for some, marks in _parts(ids):
+            self._run(
+                connection,
+                f"INSERT INTO {self.name} ({_ROW}) SELECT {_ROW} FROM {self.parked} WHERE id IN ({marks})",  # noqa: S608
+                some,
+            )
+        self.drop(connection, ids)
+
+    def drop(self, connection: Connection, ids: Sequence[int]) -> None:
+        """Delete parked rows."""
+        for some, marks in _parts(ids):
+            self._run(connection, f"DELETE FROM {self.parked} WHERE id IN ({marks})", some)  # noqa: S608
+
+    def adopt(self, connection: Connection, row: RelayRow) -> int:
+        """Park all that waits, and write the relay row, which nobody holds; how many rows were parked."""
+        ids = self._ids(connection, self.name, "1 = 1", ())  # by id: what is committed meanwhile goes on waiting
+        self._park(connection, ids, ADOPTED)
+        self._run(
+            connection,
+            f"UPDATE {self.relay} SET uuid = ?, home = ?, last = ?, claim = NULL, ids = '', holder = NULL, "  # noqa: S608
+            "until_ms = 0 WHERE id = 1",
+            (row.uuid, row.home, row.last),
+        )
+        return len(ids)
+
+    def _ids(self, connection: Connection, table: str, which: str, parameters: Sequence[Any]) -> list[int]:
+        found, _ = self._run(connection, f"SELECT id FROM {table} WHERE {which} ORDER BY id", parameters)  # noqa: S608
+        return [int(one) for (one,) in found]
 
     def _run(self, connection: Connection, operation: str, parameters: Sequence[Any]) -> tuple[list[Any], int]:
         return run(connection, operation.replace("?", self.mark), parameters)
