@@ -31,7 +31,7 @@ CITED = re.compile(r"(?<![\w/*<.-])((?:[\w-]+/)*[\w-]+\.(?:py|md|toml))\b")
 CITED_ELSEWHERE = frozenset(
     {
         "setup.py", "node.json", "manage.py", "settings.py", "conftest.py", "binlog.toml", "broker.toml",
-        "resolver.toml",
+        "resolver.toml", "outbox.toml",
         "pyspark/sql/worker/lookup_data_sources.py",
     }
 )  # fmt: skip

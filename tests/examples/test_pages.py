@@ -10,7 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 import txmq
+from txmq.cli.main import app
 from txmq.testing.processes.broker import BrokerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,3 +94,68 @@ def test_the_function_of_the_error_reference_tells_the_three_endings(broker: Bro
         broker.kill()
         assert names["take"](producer, shop) == "try again"
     assert _rows(tmp_path) == ["ada"]
+
+
+INNER = {
+    "from txmq import Outbox": "from txmq.client.relay.relay import Relay; from txmq.outbox.outbox import Outbox",
+    "client.relay(outbox, connect=connect)": "Relay(client, outbox, connect)",
+}
+
+
+def _blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+
+
+class OutboxPage:
+    """docs/how-to/outbox.md beside a broker: its programs and its file, with a database of the test."""
+
+    page = "docs/how-to/outbox.md"
+
+    def __init__(self, broker: BrokerProcess, folder: Path) -> None:
+        self.broker, self.database, self.config = broker, folder / "shop.db", folder / "outbox.toml"
+        (text,) = _blocks(self.page, "toml")
+        assert "/tmp/shop.db" in text
+        self.config.write_text(
+            text.replace("/tmp/shop.db", str(self.database)).replace(DEFAULT_ADDRESS, broker.address)
+        )
+
+    def run_programs(self) -> str:
+        """All of them, one after another, as one program."""
+        return _run("".join(_programs(self.page)), self.broker, INNER | {"/tmp/shop.db": str(self.database)})
+
+    def run_commands(self, place: int, changed: dict[str, str]) -> list[int]:
+        """Those of one block; their statuses."""
+        text = _blocks(self.page, "sh")[place]
+        for written, here in (changed | {"outbox.toml": str(self.config)}).items():
+            assert written in text
+            text = text.replace(written, here)
+        lines = [line.split()[1:] for line in text.splitlines()]
+        return [CliRunner().invoke(app, words, input="y\n").exit_code for words in lines]
+
+    def seen(self) -> list[bytes]:
+        """What readers have."""
+        with txmq.connect(self.broker.address) as client:
+            return sorted(message.value or b"" for message in client.browse("orders"))
+
+
+def test_what_the_outbox_page_sends_arrives_once_through_a_stop(broker: BrokerProcess, tmp_path: Path) -> None:
+    page = OutboxPage(broker, tmp_path)
+    assert page.run_programs() == "b'order-1' b'created for ada'\n"
+    before = page.database.read_bytes()  # five messages wait in this backup
+    assert page.run_commands(0, {"run ": "run --once "}) == [0]
+    everything = sorted([b"created for ada", b"now for bob", b"paid", b"packed", b"sent", b"received"])
+    assert page.seen() == everything
+    assert page.run_commands(1, {}) == [0, 0]
+    page.database.write_bytes(before)
+    with closing(sqlite3.connect(page.database)) as connection:
+        connection.execute(
+            "UPDATE txmq_outbox SET value = CAST('new' AS BLOB) WHERE value = CAST('now for bob' AS BLOB)"
+        )
+        ((unit,),) = connection.execute("SELECT unit FROM txmq_outbox WHERE value = CAST('paid' AS BLOB)")
+        ((other,),) = connection.execute("SELECT unit FROM txmq_outbox WHERE value = CAST('sent' AS BLOB)")
+        connection.commit()
+    assert page.run_commands(0, {"run ": "run --once --timeout 30 "}) == [1]  # the line has stopped
+    assert page.run_commands(1, {}) == [1, 0]
+    assert page.run_commands(2, {"4711": f"{unit} {other}"}) == [0, 0, 0, 0]
+    assert page.run_commands(0, {"run ": "run --once "}) == [0]
+    assert page.seen() == sorted([*everything, b"new"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from txmq.cli.access.passwords import own_password
 from txmq.errors import (
     BrokerError,
+    ConnectionLostError,
     PartialResultError,
     TxmqError,
     UnknownGroupError,
@@ -23,6 +24,8 @@ from txmq.errors import (
 )
 
 if TYPE_CHECKING:
+    import threading
+
     from txmq.client import Client
 
 T = TypeVar("T")
@@ -50,6 +53,24 @@ def connected(
         except UnknownUserError as error:
             known = Users(client.control, client.timeout)
             raise _with_nearest(error, user, lambda: [row["user"] for row in known.list()]) from None
+
+
+def connected_when_there(bootstrap: str, stop: threading.Event) -> Client | None:
+    """A client for a command that runs on: a broker that is away is waited for; None if it is to stop before."""
+    import txmq
+    from txmq.runtime import logging
+    from txmq.xa.broker_port import FAILED_POLL_S_MAX
+
+    password, is_said = own_password(bootstrap), False
+    while not stop.is_set():
+        try:
+            return txmq.connect(bootstrap, password=password)
+        except ConnectionLostError as error:
+            if not is_said:
+                logging.get_logger().warning("waiting for the broker", broker=bootstrap, error=str(error))
+            is_said = True
+            stop.wait(FAILED_POLL_S_MAX)
+    return None
 
 
 def _with_nearest(error: BrokerError, word: str | None, known: Callable[[], list[str]]) -> BrokerError:

@@ -215,6 +215,20 @@ def progress_of_rows(rows: int | None) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
+def progress_of_lines() -> Iterator[Callable[[Sequence[str]], None]]:
+    """Lines on standard error that are replaced by the next ones, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield lambda lines: live.update(Text("\n".join(map(escaped, lines))), refresh=True)
+
+
+@contextmanager
 def _bar(size: int | None, *columns: ProgressColumn) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import Progress

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli import output
+from txmq.cli.connecting import connected_when_there
 from txmq.errors import ConfigError, TxmqError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     Resource = LastResource | MySQLResource
 
 REASONS_MAX = 20  # lines; txmq tx list has all of them
-_TOP_KEYS = ("bootstrap", "resource")
+_TOP_KEYS = ("bootstrap", "resource", "outbox")  # of one file for both commands
 _RESOURCE_KEYS = ("name", "kind", "driver", "connect")  # and what the class takes, by keyword
 _KINDS = ("last-resource", "mysql-xa")
 _FIXED = ("name", "connect", "clock", "random")  # of the class, and no options
@@ -157,21 +158,28 @@ def read_config(path: Path) -> tuple[str | None, list[Resource]]:
     Raises:
         ConfigError: names the file, the key and what is allowed.
     """
+    address, tables = read_tables(path, "resource")
+    return address, [_resource(table, where) for table, where in tables]
+
+
+def read_tables(path: Path, word: str) -> tuple[str | None, list[tuple[dict[str, Any], str]]]:
+    """The broker's address and the tables ``[[word]]`` of a file, each with what errors call it.
+
+    Raises:
+        ConfigError: as ``read_config``.
+    """
     import tomllib
 
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    _check_keys(document, _TOP_KEYS, str(path))
-    tables = document.get("resource", [])
+    check_keys(document, _TOP_KEYS, str(path))
+    tables = document.get(word, [])
     if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):
-        raise ConfigError(f"{path}: name at least one database in a [[resource]] table")
-    resources = []
-    for table in tables:
-        where = f"{path}: resource {table.get('name', '(without name)')}"
-        resources.append(_resource(table, where))
-    return document.get("bootstrap"), resources
+        raise ConfigError(f"{path}: name at least one database in a [[{word}]] table")
+    named = [(table, f"{path}: {word} {table.get('name', '(without name)')}") for table in tables]
+    return document.get("bootstrap"), named
 
 
 def _resource(table: dict[str, Any], where: str) -> Resource:
@@ -182,11 +190,10 @@ def _resource(table: dict[str, Any], where: str) -> Resource:
         raise ConfigError(f"{where}: kind = {kind!r}: expected one of {', '.join(_KINDS)}")
     made: type[Resource] = MySQLResource if kind == "mysql-xa" else LastResource
     known = _options_of(made)
-    _check_keys(table, (*_RESOURCE_KEYS, *known), where)
+    check_keys(table, (*_RESOURCE_KEYS, *known), where)
     if kind == "mysql-xa":
         table = {"driver": "MySQLdb", **table}
-    if not all(isinstance(table.get(key), str) for key in ("name", "driver")):
-        raise ConfigError(f"{where}: name and driver must be text")
+    require_texts(table, ("name", "driver"), where)
     options = {key: value for key, value in table.items() if key in known}
     for key, value in options.items():
         expected, words = known[key]
@@ -256,7 +263,14 @@ def _existing_sqlite_file(arguments: dict[str, Any], where: str) -> dict[str, An
     return arguments | {"database": path.as_uri() + "?mode=rw", "uri": True}
 
 
-def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def require_texts(table: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
+    """Refuse a table in which one of these is not text."""
+    if not all(isinstance(table.get(key), str) for key in keys):
+        raise ConfigError(f"{where}: {' and '.join(keys)} must be text")
+
+
+def check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Refuse a table with another key, and name the nearest known one."""
     from txmq.config_sources import near_miss
 
     for key in table:
@@ -342,23 +356,12 @@ def _run(broker: str, resources: list[Resource]) -> None:
     """Rounds until a signal; a broker that is away, also at the start, is waited for."""
     import threading
 
-    import txmq
-    from txmq.runtime import logging
     from txmq.runtime.threads import until_terminated
-    from txmq.xa.broker_port import FAILED_POLL_S_MAX
     from txmq.xa.resolver import Resolver
 
     stop = threading.Event()
-    is_said = False
     with until_terminated(stop.set):  # by a thread: a signal may interrupt ``stop.wait`` with its lock in hand
-        while not stop.is_set():
-            try:
-                client = txmq.connect(broker)
-            except txmq.errors.ConnectionLostError as error:
-                if not is_said:
-                    logging.get_logger().warning("waiting for the broker", broker=broker, error=str(error))
-                is_said = True
-                stop.wait(FAILED_POLL_S_MAX)
-                continue
+        client = connected_when_there(broker, stop)
+        if client is not None:
             with client:
                 Resolver(client, resources).run(stop)

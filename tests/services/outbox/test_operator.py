@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +22,17 @@ from txmq.client.relay.relay import Relay
 from txmq.errors import OutboxStoppedError
 from txmq.outbox.tables import ADOPTED
 from txmq.testing.eventually import eventually
+from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa.database.dbapi import run
 
 from .databases import RELAYED, connector_of, fields_of
-from .relaying import started
+from .relaying import ROOT, started
 from .test_relay import DRAIN_S, KILLED, TABLES, Shop, check
+
+DRIVERS = {"sqlite": "sqlite3", "mysqlclient": "MySQLdb", "psycopg": "psycopg"}
 
 
 @pytest.fixture(params=RELAYED)
@@ -297,3 +305,55 @@ def test_forgotten_outbox_begins_anew(sqlite_shop: Shop, client: txmq.Client) ->
         forget(client, row.uuid)
         assert operator.ends(client, row).last is None
         assert operator.has_stopped(row, operator.ends(client, row))
+
+
+# --- the commands, which die ------------------------------------------------------------------------------------------
+
+
+def command(shop: Shop, broker: BrokerProcess, folder: Path, *words: str, crash: str = "") -> int:
+    """``txmq outbox`` with these words, as a process."""
+    where = shop.fields["where"]
+    connect = {"database": where} if shop.fields["kind"] == "sqlite" else where
+    connect = {"conninfo": where} if shop.fields["kind"] == "psycopg" else connect
+    fields = ", ".join(f"{name} = {json.dumps(value)}" for name, value in connect.items())
+    driver = DRIVERS[shop.fields["kind"]]
+    (folder / "outbox.toml").write_text(
+        f'bootstrap = "{broker.address}"\n[[outbox]]\nname = "orders-db"\n'
+        f'driver = "{driver}"\nconnect = {{ {fields} }}\n'
+    )
+    config = ["--config", str(folder / "outbox.toml")]
+    line = [sys.executable, "-m", "txmq.cli.main", "outbox", words[0], *config, *words[1:]]
+    if not crash:
+        return fork_server.run(line, timeout=DRAIN_S).returncode
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TXMQ_CRASH": crash}
+    return subprocess.run(line, env=environment, timeout=DRAIN_S, check=False).returncode
+
+
+def test_commands_that_die_leave_all_or_nothing(
+    shop: Shop, client: txmq.Client, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    keep(shop)
+    shop.write(4)
+    with relay_of(client, shop) as relay:
+        relay.drain(DRAIN_S)
+    put_back(shop)
+    shop.write(3)
+
+    def died(point: str, *words: str) -> Any:
+        assert command(shop, broker, tmp_path, *words, crash=f"operator.{point}:1") == KILLED
+        with operator_of(shop) as operator:
+            look = operator.look(9)
+        assert command(shop, broker, tmp_path, *words) == 0
+        return look.backlog[::2]
+
+    adopting = ("adopt", "--original", "--yes")
+    stopped(client, shop)
+    assert command(shop, broker, tmp_path, *adopting, crash="operator.settled:1") == KILLED
+    assert died("adopted", *adopting) == (2, 0)
+    assert command(shop, broker, tmp_path, *adopting) == 1
+    with operator_of(shop) as operator:
+        first, second = [str(row.id) for row in operator.look(9).parked]
+    assert died("dropped", "drop", first, "--yes") == (0, 2)
+    assert died("released", "release", second) == (0, 1)
+    assert command(shop, broker, tmp_path, "run", "--once") == 0
+    check(client, [value for value in shop.committed() if value != b"4"])
