@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,36 +23,13 @@ from txmq.outbox.tables import ADOPTED
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa.database.dbapi import run
 
-from .databases import RELAYED, connector_of, fields_of
+from .databases import connector_of
 from .relaying import ROOT, started
 from .test_relay import DRAIN_S, KILLED, TABLES, Shop, check
 
 DRIVERS = {"sqlite": "sqlite3", "mysqlclient": "MySQLdb", "psycopg": "psycopg"}
-
-
-@pytest.fixture(params=RELAYED)
-def shop(request: pytest.FixtureRequest, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> Iterator[Shop]:
-    made = Shop(fields_of(request.param, tmp_path, mariadb, postgresql))
-    yield made
-    made.connection.close()
-
-
-@pytest.fixture
-def sqlite_shop(tmp_path: Path) -> Iterator[Shop]:
-    made = Shop({"kind": "sqlite", "where": str(tmp_path / "shop.db")})
-    yield made
-    made.connection.close()
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
-    with txmq.connect(broker.address) as client:
-        client.topics.create("orders", partitions=4)
-        yield client
 
 
 def operator_of(shop: Shop) -> Operator:

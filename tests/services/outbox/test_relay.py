@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dbapi import run
 
-from .databases import RELAYED, Fields, connector_of, fields_of
+from .databases import Fields, connector_of, fields_of
 from .relaying import started
 
 TABLES = ("txmq_outbox", "txmq_outbox_parked", "txmq_outbox_relay")
@@ -69,27 +68,6 @@ def check(client: txmq.Client, wanted: list[bytes], topic: str = "orders") -> No
         found.setdefault(message.key, []).append(message.value or b"")
     assert Counter(value for values in found.values() for value in values) == Counter(wanted)
     assert all(values == sorted(values, key=int) for values in found.values())
-
-
-@pytest.fixture(params=RELAYED)
-def shop(request: pytest.FixtureRequest, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> Iterator[Shop]:
-    made = Shop(fields_of(request.param, tmp_path, mariadb, postgresql))
-    yield made
-    made.connection.close()
-
-
-@pytest.fixture
-def sqlite_shop(tmp_path: Path) -> Iterator[Shop]:
-    made = Shop({"kind": "sqlite", "where": str(tmp_path / "shop.db")})
-    yield made
-    made.connection.close()
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[txmq.Client]:
-    with txmq.connect(broker.address) as client:
-        client.topics.create("orders", partitions=4)
-        yield client
 
 
 def test_committed_messages_arrive_once_in_order_of_their_keys(shop: Shop, client: txmq.Client) -> None:
