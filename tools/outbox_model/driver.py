@@ -15,6 +15,7 @@ from txmq.outbox.page import OutboxRow, Run, Waiting
 from txmq.outbox.relay_core import (
     OTHER_HOME,
     Answer,
+    Away,
     Chain,
     Claim,
     Connect,
@@ -97,6 +98,8 @@ class RelayDriver:
             return self._peek()
         elif isinstance(step, Read):
             return (yield from self._read(step))
+        elif isinstance(step, Away):
+            return self._away(step)
         elif isinstance(step, Claim):
             return (yield from self._claim(step))
         elif isinstance(step, NewTxid):
@@ -115,6 +118,12 @@ class RelayDriver:
         elif isinstance(step, Stop):
             self.world.stop(self.database)
         return None
+
+    def _away(self, step: Away) -> dict[int, str]:
+        """The other home is away now and then, so that units for it are parked."""
+        if not self.world.is_home_away():
+            return {}
+        return {row.group: "away" for row in step.rows if TOPIC_HOME[row.topic] == 1}
 
     def _work_now(self) -> Session:
         assert self._work is not None
@@ -179,7 +188,7 @@ class RelayDriver:
 
     def _commit(self, step: Claim) -> bool:
         gone = self._gone
-        parked = {row.id: row for row in (*step.parked, *step.bad)}
+        parked = {row.id: row for row, _ in step.parked}
 
         def change(now: Tables) -> Tables:
             rows = without(now.rows, gone | parked.keys())

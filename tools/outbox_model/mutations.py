@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 from txmq.outbox import relay_core
-from txmq.outbox.page import OutboxRow, Page, Waiting, build
+from txmq.outbox.page import BEHIND, UNKNOWN_TOPIC, OutboxRow, Page, Waiting, build
 from txmq.outbox.relay_core import Answer, Locked, RelayCore, RelayRow, Send, Turns
 
 
@@ -47,15 +48,13 @@ def _own_rows_are_deleted(core: RelayCore, locked: Locked) -> Turns:
             return
 
 
-def _row_parked_alone(
-    waiting: Waiting, known_topics: Collection[str], *, refused: Collection[int] = (), is_shortest: bool = False
-) -> Page:
-    page = build(waiting, known_topics, refused=refused, is_shortest=is_shortest)
-    bad = [row for row in page.bad if row.topic not in known_topics]
-    first = min((row.id for row in (*bad, *page.parked)), default=0)
-    units = {row.group for row in page.bad}
-    rows = [row for row in waiting.rows if row.id < first and row.group not in units] if bad else page.rows
-    return Page(rows, page.parked, bad)
+def _row_parked_alone(waiting: Waiting, known_topics: Any, **given: Any) -> Page:
+    page = build(waiting, known_topics, **given)
+    parked = [(row, why) for row, why in page.parked if why != UNKNOWN_TOPIC or row.topic not in known_topics]
+    first = min((row.id for row, _ in parked), default=0)
+    units = {row.group for row, why in page.parked if why != BEHIND}
+    rows = [row for row in waiting.rows if row.id < first and row.group not in units] if units else page.rows
+    return Page(rows, parked)
 
 
 SEND, CLAIM_AND_SEND = RelayCore._send, RelayCore._claim_and_send

@@ -92,6 +92,8 @@ class World:
         )
         self.had_big_fault = False
         self.topics = self.random.choice(["a", "ab", "ab"])  # one home or two
+        self.away = random.Random(f"{seed} away")  # its own chance: the history is otherwise the same
+        self.has_away = self.away.random() < 0.3
 
     # Small services
 
@@ -115,6 +117,11 @@ class World:
 
     def is_lease_over(self) -> bool:
         return self.is_calm or self.random.random() < 0.15
+
+    def is_home_away(self) -> bool:
+        is_away = not self.is_calm and self.has_away and self.away.random() < 0.1
+        self.counts["units parked for a home"] += is_away
+        return is_away
 
     def is_idle_page_due(self) -> bool:
         if self.is_broken("no_idle_page"):

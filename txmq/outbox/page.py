@@ -13,7 +13,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+UNKNOWN_TOPIC: Final = "its topic does not exist"
+REFUSED: Final = "the broker refuses it"
+BEHIND: Final = "an earlier message of its key is parked"
+PARKED_MAX: Final = 10_000  # rows that a relay parks; then the line waits
 
 Run = tuple[int, int]
 """First and last of ids without a gap."""
@@ -50,19 +55,28 @@ class Waiting(NamedTuple):
         rows: as many as were asked for.
         cut: units of these rows that have later ones, too.
         held: of each key of these rows that has parked rows the lowest parked id.
+        room: how many more rows may be parked.
+        is_slow: it took long to find them.
     """
 
     rows: Sequence[OutboxRow]
     cut: Collection[int] = ()
     held: Mapping[TopicKey, int] = {}
+    room: int = PARKED_MAX
+    is_slow: bool = False
 
 
 class Page(NamedTuple):
-    """What is sent, and what is parked beside it."""
+    """What is sent, and what is parked beside it.
+
+    Attributes:
+        parked: each row with the reason.
+        is_full: something after these rows must be parked, and too much is.
+    """
 
     rows: Sequence[OutboxRow]
-    parked: Sequence[OutboxRow]
-    bad: Sequence[OutboxRow]
+    parked: Sequence[tuple[OutboxRow, str]] = ()
+    is_full: bool = False
 
 
 def whole_units(waiting: Waiting) -> Sequence[OutboxRow]:
@@ -88,27 +102,44 @@ def first_units(rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
 
 
 def build(
-    waiting: Waiting, known_topics: Collection[str], *, refused: Collection[int] = (), is_shortest: bool = False
+    waiting: Waiting,
+    known_topics: Collection[str],
+    *,
+    refused: Collection[int] = (),
+    away: Mapping[int, str] = {},
+    is_shortest: bool = False,
 ) -> Page:
     """What of the rows is sent, and what is parked.
 
     Args:
-        known_topics: those that there are; a unit with a message for another one is bad.
-        refused: units that the broker has refused when they were a page of their own: they are bad, too.
+        known_topics: those that there are; a unit with a message for another one is parked.
+        refused: units that the broker has refused when they were a page of their own.
+        away: units with a message for a home that is away, each with the reason.
         is_shortest: the page has the first units and no more.
     """
     rows = whole_units(waiting)
     if is_shortest:
         rows = first_units(rows)
-    sent, parked = _without_held(rows, waiting.held)
-    bad_units = {row.group for row in sent if row.topic not in known_topics or row.group in refused}
-    if not bad_units:
-        return Page(sent, parked, ())
-    bad = [row for row in sent if row.group in bad_units]
-    # What stands after them is read again, when their keys are known to be parked.
-    end = min(row.id for row in (*bad, *parked))
-    last_id = {row.group: row.id for row in rows}
-    return Page([row for row in sent if last_id[row.group] < end], parked, bad)
+    sent, behind = _without_held(rows, waiting.held)
+    why = dict.fromkeys((row.group for row in behind), BEHIND)
+    bad = _reasons(sent, known_topics, refused, away)
+    parked = [(row, (why | bad)[row.group]) for row in rows if row.group in why or row.group in bad]
+    is_full = bool(parked) and len(parked) > waiting.room
+    if bad or is_full:
+        # What stands after them is read again, when their keys are known to be parked.
+        end = min(row.id for row, _ in parked)
+        last_id = {row.group: row.id for row in rows}
+        sent = [row for row in sent if last_id[row.group] < end]
+    return Page(sent, () if is_full else parked, is_full)
+
+
+def _reasons(
+    rows: Sequence[OutboxRow], known_topics: Collection[str], refused: Collection[int], away: Mapping[int, str]
+) -> dict[int, str]:
+    """The units of these rows that cannot be sent."""
+    found = {row.group: away[row.group] for row in rows if row.group in away} if away else {}
+    found |= {row.group: REFUSED for row in rows if row.group in refused} if refused else {}
+    return found | {row.group: UNKNOWN_TOPIC for row in rows if row.topic not in known_topics}
 
 
 def _without_held(

@@ -24,18 +24,20 @@ Invariants:
     * rows are deleted only under the lock, by the ids of the claim that the locked row has, and only if that claim is
       known to be committed;
     * a claim is replaced only when its outcome is known for certain;
+    * a unit is parked as refused only if the broker takes a page without it;
     * nothing is sent after a stop, until an operator has said which side is right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from txmq.outbox.page import OutboxRow, Page, Run, Waiting, build, runs
+from txmq.outbox.page import REFUSED, UNKNOWN_TOPIC, OutboxRow, Page, Run, Waiting, build, runs
 
 PAGE_ROWS: Final = 512
+SLOW_PAGES: Final = 4  # a page has so many times as many rows while reading is slow
 PAGE_ROWS_MIN: Final = 1
 PAGE_BYTES: Final = 1 << 20
 
@@ -66,11 +68,13 @@ class Locked(NamedTuple):
     Attributes:
         is_lease_over: the holder has not renewed it in time.
         is_page_due: nothing was sent for a while: an empty page shows whether the chain is still this outbox's.
+        are_topics_old: they may have more partitions by now.
     """
 
     row: RelayRow
     is_lease_over: bool
     is_page_due: bool
+    are_topics_old: bool = False
 
 
 # --- steps: what the driver does ------------------------------------------------------------------------------------
@@ -106,8 +110,7 @@ class Claim(NamedTuple):
     """Park rows, write the relay row with a new lease, commit, forced. Result: whether it is known to have happened."""
 
     row: RelayRow
-    parked: tuple[OutboxRow, ...]
-    bad: tuple[OutboxRow, ...]
+    parked: tuple[tuple[OutboxRow, str], ...]  # each with the reason
 
 
 class NewTxid(NamedTuple):
@@ -115,7 +118,13 @@ class NewTxid(NamedTuple):
 
 
 class Topics(NamedTuple):
-    """Ask the brokers which topics there are. Result: their names; None: a home is away."""
+    """Ask a broker which topics there are. Result: their names; None: it is away."""
+
+
+class Away(NamedTuple):
+    """Result: of these rows' units those with a message for a home that is away for long, each with the reason."""
+
+    rows: Sequence[OutboxRow]
 
 
 class Outcome(NamedTuple):
@@ -150,7 +159,7 @@ class Stop(NamedTuple):
     chain: str | None
 
 
-Step = Connect | Lock | Unlock | Peek | Read | Claim | NewTxid | Topics | Outcome | Chain | Send | Pause | Stop
+Step = Connect | Lock | Unlock | Peek | Read | Away | Claim | NewTxid | Topics | Outcome | Chain | Send | Pause | Stop
 Turns = Generator[Step, Any, None]
 
 OTHER_HOME: Final = "other-home"
@@ -162,7 +171,8 @@ class Why(Enum):
     IDLE = "nothing waits"
     HELD = "another relay has the lease"
     DATABASE = "the database is away"
-    BROKER = "a broker is away, or busy"
+    BROKER = "a broker is away, or busy, or refuses"
+    FULL = "too many messages are parked"
 
 
 class Told(Enum):
@@ -197,6 +207,7 @@ class RelayCore:
     def __init__(self, holder: str, page_rows: int = PAGE_ROWS) -> None:
         self.holder, self.page_rows = holder, page_rows
         self._limit = page_rows
+        self._is_slow = False
         self._is_connected = False
         self._home = ""
         self._known: tuple[str, bool] | None = None  # a claim, and whether it was committed
@@ -204,6 +215,7 @@ class RelayCore:
         self._asked_at: RelayRow | None = None  # what the relay row was when the topics were asked for
         self._is_asked_anew = False  # since the last page
         self._refused: frozenset[int] = frozenset()  # units that were a page of their own when they were refused
+        self._is_empty_taken = False  # since a page was refused: it is not the outbox that is refused, or the user
         self._is_stopped = False
 
     def turns(self) -> Turns:
@@ -226,7 +238,11 @@ class RelayCore:
             yield Unlock()
             yield Pause(Why.HELD)
             return
-        if self._may_topics_be_old(row):
+        if row.home not in ("", self._home):  # another relay was the first, or an operator has chosen another one
+            yield Unlock()
+            self._is_connected = False
+            return
+        if locked.are_topics_old or self._may_topics_be_old(row):
             self._topics = None
         if self._must_settle(row):
             yield Unlock()
@@ -274,24 +290,30 @@ class RelayCore:
         if page is None:
             yield Pause(Why.DATABASE)
             return
-        if any(one.group not in self._refused for one in page.bad) and not self._is_asked_anew:
+        reasons = {why for _, why in page.parked}
+        if UNKNOWN_TOPIC in reasons and not self._is_asked_anew:
             self._topics = None  # it may have been created since they were asked for
             yield Unlock()
             return
+        is_tried = REFUSED in reasons and not self._is_empty_taken
+        if is_tried:
+            page = Page(())
         claim = None
-        if page.rows or (locked.is_page_due and not page.parked and not page.bad):
+        if page.rows or is_tried or (locked.is_page_due and not page.parked):
             claim = yield NewTxid()
-        is_mine = row.holder == self.holder and row.home == self._home
-        if claim is None and is_mine and locked.row.claim is None and not (page.parked or page.bad):
+        if claim is None and not page.parked and self._is_mine(row) and locked.row.claim is None:
             yield Unlock()
-            yield Pause(Why.IDLE)
+            yield Pause(Why.FULL if page.is_full else Why.IDLE)
             return
-        ids = runs(one.id for one in page.rows)
-        row = row._replace(home=self._home, claim=claim, ids=ids, holder=self.holder)
-        self._refused = frozenset()
-        is_claimed = yield Claim(row, tuple(page.parked), tuple(page.bad))
+        row = row._replace(home=self._home, claim=claim, ids=runs(one.id for one in page.rows), holder=self.holder)
+        if not is_tried:
+            self._refused = frozenset()
+        is_claimed = yield Claim(row, tuple(page.parked))
         if is_claimed and claim is not None:
             yield from self._send(row, tuple(page.rows))
+
+    def _is_mine(self, row: RelayRow) -> bool:
+        return row.holder == self.holder and row.home == self._home
 
     def _gone(self, row: RelayRow) -> tuple[Run, ...] | None:
         """The rows of a claim that is committed; None: there is none, or it is rolled back."""
@@ -305,8 +327,10 @@ class RelayCore:
             waiting: Waiting | None = yield Read(gone, limit, size)
             if waiting is None:
                 return None
-            page = build(waiting, topics, refused=self._refused, is_shortest=self._limit == PAGE_ROWS_MIN)
-            if page.rows or page.parked or page.bad or not waiting.rows:
+            away: Mapping[int, str] = yield Away(waiting.rows)
+            self._is_slow = waiting.is_slow
+            page = build(waiting, topics, refused=self._refused, away=away, is_shortest=self._limit == PAGE_ROWS_MIN)
+            if page.rows or page.parked or page.is_full or not waiting.rows:
                 return page
             limit, size = limit * 2, size * 2  # not even the first unit fits
             gone = ()
@@ -316,18 +340,24 @@ class RelayCore:
         self._is_asked_anew = False
         if answer is Answer.TAKEN:
             self._known = (str(row.claim), True)
-            self._limit = min(self.page_rows, self._limit * 2)
+            self._limit = min(self.page_rows * (SLOW_PAGES if self._is_slow else 1), self._limit * 2)
+            self._is_empty_taken = not rows
         elif answer is Answer.CONFLICT:
             yield from self._look_after_conflict(row)
         elif answer in (Answer.OVER, Answer.OTHER_HOME):
             self._is_connected = False
-        elif answer in (Answer.REFUSED, Answer.STALE):
-            self._topics = None
-            if answer is Answer.REFUSED and self._limit == PAGE_ROWS_MIN:
-                self._refused = frozenset(one.group for one in rows)
-            self._limit = max(PAGE_ROWS_MIN, self._limit // 2)
+        elif answer is Answer.REFUSED and rows:
+            self._was_refused(rows)
         else:
+            self._topics = None if answer is Answer.STALE else self._topics
             yield Pause(Why.BROKER)
+
+    def _was_refused(self, rows: tuple[OutboxRow, ...]) -> None:
+        """Something in the page cannot be sent: it is halved, until it is found."""
+        self._topics, self._is_empty_taken = None, False
+        if self._limit == PAGE_ROWS_MIN:
+            self._refused = frozenset(one.group for one in rows)
+        self._limit = max(PAGE_ROWS_MIN, self._limit // 2)
 
     # --- what became of a page ---------------------------------------------------------------------------------------
 

@@ -25,17 +25,20 @@ from typing import Any, Final, NamedTuple
 
 from txmq.errors import ConfigError
 from txmq.model import is_valid_table
-from txmq.outbox.page import OutboxRow, Run, TopicKey, Waiting
+from txmq.outbox.page import BEHIND, PARKED_MAX, OutboxRow, Run, TopicKey, Waiting
 from txmq.outbox.relay_core import RelayRow
 from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, placeholder_of
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
+RUNS_PER_STATEMENT: Final = 100
 ADOPTED: Final = "adopted: an operator says whether it was sent"
+AWAY: Final = "away: home "  # and its id
 IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
 _COLUMNS = "unit, topic, message_key, value, headers, created_ms"
 _ROW = f"id, {_COLUMNS}"
+_UNREADABLE: tuple[tuple[str, bytes], ...] = ((None, b""),)  # type: ignore[assignment] # no batch takes them: the unit is refused, and parked
 _RELAY = "uuid, home, last, claim, ids, holder"
 _TYPES: dict[str, dict[str, str]] = {
     "sqlite": {"id": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB", "long_text": "TEXT", "options": ""},
@@ -226,13 +229,15 @@ class OutboxTables:
         """Settings of a relay's session: what others commit is seen, one that is idle is ended, a commit is forced."""
         if self.dialect.name == "mysql":
             level = self.dialect.read_committed(connection)
-            return (*([level] if level else []), f"SET SESSION wait_timeout = {IDLE_S_MAX}")
+            known = mysql_variables(connection, "idle_transaction_timeout")  # MariaDB
+            idle = "idle_transaction_timeout" if known else "wait_timeout"
+            return (*([level] if level else []), f"SET SESSION {idle} = {IDLE_S_MAX}")
         if self.dialect.name == "postgresql":
             return (
                 "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
                 "SET synchronous_commit = on", f"SET idle_in_transaction_session_timeout = {IDLE_S_MAX * 1000}",
             )  # fmt: skip
-        return ()
+        return ("PRAGMA synchronous = FULL",)
 
     def peek(self, connection: Connection) -> RelayRow | None:
         """The relay row without a lock; None: it is not installed."""
@@ -256,8 +261,10 @@ class OutboxTables:
         if self.dialect.name == "mysql":
             self._delete_each(connection, [one for first, last in ids for one in range(first, last + 1)])
             return
-        for first, last in ids:
-            self._run(connection, f"DELETE FROM {self.name} WHERE id >= ? AND id <= ?", (first, last))  # noqa: S608
+        left = iter(ids)
+        while some := list(islice(left, RUNS_PER_STATEMENT)):
+            which = " OR ".join(["id BETWEEN ? AND ?"] * len(some))
+            self._run(connection, f"DELETE FROM {self.name} WHERE {which}", [one for pair in some for one in pair])  # noqa: S608
 
     def _delete_each(self, connection: Connection, ids: Sequence[int]) -> None:
         """Delete rows by their ids.
@@ -274,7 +281,7 @@ class OutboxTables:
 
     def waiting(self, connection: Connection, rows_max: int, bytes_max: int) -> Waiting:
         """The first rows by id: at most so many, and so many bytes unless the first one has more."""
-        size = "LENGTH(value) + COALESCE(LENGTH(message_key), 0)"
+        size = "LENGTH(value) + COALESCE(LENGTH(message_key), 0) + COALESCE(LENGTH(headers), 0)"
         found, _ = run(connection, f"SELECT id, {size} FROM {self.name} ORDER BY id LIMIT {rows_max}")  # noqa: S608
         ids = _ids_within(found, bytes_max)
         if not ids:
@@ -286,7 +293,7 @@ class OutboxTables:
         )
         wanted = set(ids)  # a lower id may have been committed since
         rows = [_row(fields) for fields in read if int(fields[0]) in wanted]
-        return Waiting(rows, self._cut(connection, rows), self._held(connection))
+        return Waiting(rows, self._cut(connection, rows), *self._held(connection))
 
     def _cut(self, connection: Connection, rows: Sequence[OutboxRow]) -> set[int]:
         """Units of these rows that have later ones, too."""
@@ -301,14 +308,16 @@ class OutboxTables:
             cut |= {int(unit) for (unit,) in found}
         return cut
 
-    def _held(self, connection: Connection) -> dict[TopicKey, int]:
-        """The lowest parked id of each key."""
-        found, _ = run(
+    def _held(self, connection: Connection) -> tuple[dict[TopicKey, int], int]:
+        """The lowest parked id of each key, and how many rows may still be parked."""
+        found, _ = self._run(
             connection,
-            f"SELECT topic, message_key, MIN(id) FROM {self.parked} WHERE message_key IS NOT NULL "  # noqa: S608
-            "GROUP BY topic, message_key",
+            "SELECT topic, message_key, MIN(id), SUM(CASE WHEN why = ? THEN 0 ELSE 1 END) "  # noqa: S608
+            f"FROM {self.parked} GROUP BY topic, message_key",
+            (ADOPTED,),
         )
-        return {(text(topic), bytes(key)): int(lowest) for topic, key, lowest in found}
+        held = {(text(topic), bytes(key)): int(lowest) for topic, key, lowest, _ in found if key is not None}
+        return held, PARKED_MAX - sum(int(count) for *_, count in found)
 
     def park(self, connection: Connection, rows: Sequence[OutboxRow], why: str) -> None:
         """Take rows out of the line, under their ids."""
@@ -324,6 +333,15 @@ class OutboxTables:
             )
         self._delete_each(connection, ids)
 
+    def away(self, connection: Connection) -> set[int]:
+        """The homes that units are parked for."""
+        found, _ = self._run(connection, f"SELECT DISTINCT why FROM {self.parked} WHERE why LIKE ?", (f"{AWAY}%",))  # noqa: S608
+        return {int(text(why)[len(AWAY) :], 16) for (why,) in found}
+
+    def unpark_home(self, connection: Connection, home: int) -> None:
+        """Let what is parked for a home wait again; what must stay behind other parked rows is parked again."""
+        self.unpark(connection, self._ids(connection, self.parked, "why IN (?, ?)", (away_reason(home), BEHIND)))
+
     def claim(self, connection: Connection, row: RelayRow, lease_ms: int) -> None:
         """Write the relay row, with a lease from now on."""
         self._run(
@@ -332,6 +350,21 @@ class OutboxTables:
             f"until_ms = {self.dialect.now_ms} + {int(lease_ms)} WHERE id = 1",
             (row.home, row.last, row.claim, _runs_text(row.ids), row.holder),
         )
+
+    def renew(self, connection: Connection, row: RelayRow, lease_ms: int) -> None:
+        """Have the lease from now on, if the claim is still this one."""
+        self._run(
+            connection,
+            f"UPDATE {self.relay} SET until_ms = {self.dialect.now_ms} + {int(lease_ms)} "  # noqa: S608
+            "WHERE id = 1 AND holder = ? AND claim = ?",
+            (row.holder, row.claim),
+        )
+
+    def nothing_waits(self, connection: Connection) -> bool:
+        """Whether no row waits, and no page is on its way."""
+        waiting, _ = run(connection, f"SELECT 1 FROM {self.name} LIMIT 1")  # noqa: S608
+        claimed, _ = run(connection, f"SELECT 1 FROM {self.relay} WHERE claim IS NOT NULL")  # noqa: S608
+        return not waiting and not claimed
 
     def release(self, connection: Connection, holder: str) -> None:
         """End the lease of a relay that ends: others need not wait for it."""
@@ -422,6 +455,11 @@ class OutboxTables:
         return run(connection, operation.replace("?", self.mark), parameters)
 
 
+def away_reason(home: int) -> str:
+    """Why rows for a home are parked that is away."""
+    return f"{AWAY}{home:016x}"
+
+
 def _parts(ids: Sequence[int]) -> Iterator[tuple[list[int], str]]:
     """As many as one statement takes, and a mark for each."""
     left = iter(ids)
@@ -470,7 +508,13 @@ def encoded_headers(headers: tuple[tuple[str, bytes], ...]) -> bytes | None:
 def _decoded(headers: Any) -> tuple[tuple[str, bytes], ...]:
     if headers is None:
         return ()
-    return tuple((name, bytes.fromhex(value)) for name, value in json.loads(bytes(headers)))
+    try:
+        return tuple(
+            (name, bytes.fromhex(value))
+            for name, value in json.loads(headers if isinstance(headers, str) else bytes(headers))
+        )
+    except (ValueError, TypeError):  # another program has written the row
+        return _UNREADABLE
 
 
 def _plain(name: str) -> str:

@@ -74,6 +74,7 @@ POINTS: Final[Mapping[str, str]] = {
     "relay.claim.written": "database: the claim is written, not committed; broker: nothing of this page",
     "relay.claim.committed": "database: claimed, forced; broker: nothing of this page",
     "relay.page.prepared": "database: claimed; other homes: their parts prepared; anchor: nothing of this page",
+    "relay.page.part_sent": "database: claimed; broker: parts of the page, without a decision",
     "relay.page.sent": "database: claimed; broker: the page or nothing, the answer on its way",
     "relay.page.taken": "database: claimed; broker: the page, forced; its rows are still there",
     "operator.settled": "broker: the claim is fenced; database: the lease is an operator's, nothing is adopted",

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.relay.database import RelayDatabase
+from tests.crash_points import at_moment
+from txmq.client.relay.database import TURN_S, RelayDatabase
 from txmq.client.relay.relay import Relay
-from txmq.errors import OutboxStoppedError
+from txmq.errors import ConfigError, OutboxStoppedError
 from txmq.outbox.outbox import Outbox
+from txmq.outbox.page import PARKED_MAX, REFUSED, runs
+from txmq.outbox.tables import ADOPTED
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -26,14 +30,16 @@ from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dbapi import run
 
-from .databases import Fields, connector_of, fields_of
+from .databases import RELAYED, Fields, connector_of, fields_of
 from .relaying import started
 
 TABLES = ("txmq_outbox", "txmq_outbox_parked", "txmq_outbox_relay")
 KEYS = 5
 DRAIN_S = 60.0
 KILLED = -signal.SIGKILL
-SMALL = {"request_size_bytes_max": 4 << 20, "batch_size_bytes_max": 4 << 20}
+SMALL = {"request_size_bytes_max": 2 << 20, "batch_size_bytes_max": 2 << 20, "transaction_size_bytes_max": 8 << 20}
+PAGE = f"{1:016x}-{1:016x}-1-"  # of no broker
+LARGE = b"x" * 600_000
 
 
 class Shop:
@@ -101,7 +107,7 @@ def test_two_relays_send_nothing_twice(shop: Shop, client: txmq.Client) -> None:
     check(client, shop.committed())
 
 
-RELAYS_POINTS = [point for point in POINTS if point.startswith("relay.")]
+RELAYS_POINTS = [point for point in POINTS if point.startswith("relay.") and point != "relay.page.part_sent"]
 
 
 @pytest.mark.parametrize("point", RELAYS_POINTS)
@@ -116,6 +122,47 @@ def test_relay_that_dies_leaves_its_page_to_the_next(
     with Relay(client, shop.outbox, shop.connect) as relay:
         relay.drain(DRAIN_S)
     check(client, shop.committed())
+
+
+@pytest.fixture(params=RELAYED[1:])
+def served_shop(request: pytest.FixtureRequest, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> Shop:
+    """One whose database ends a session that is idle in a transaction."""
+    return Shop(fields_of(request.param, tmp_path, mariadb, postgresql))
+
+
+@pytest.mark.parametrize("point", ["relay.claim.written", "relay.claim.committed", "relay.page.sent"])
+def test_paused_relay_holds_nothing_up_and_sends_nothing_late(
+    served_shop: Shop, client: txmq.Client, broker: BrokerProcess, point: str
+) -> None:
+    shop = served_shop
+    shop.write(20)
+    paused = started(broker.address, shop.fields, f"{point}:1:stop")
+    try:
+        eventually(lambda: _is_paused(paused.pid), "it is paused")
+        shop.write(20)
+        _expire(shop)
+        with Relay(client, shop.outbox, shop.connect) as relay:
+            relay.drain(DRAIN_S)
+            paused.send_signal(signal.SIGCONT)
+            shop.write(20)
+            relay.drain(DRAIN_S)
+        shop.write(20)
+        eventually(lambda: not _waiting(shop), "it goes on where the other one has ended")
+    finally:
+        paused.kill()
+        paused.wait()
+    check(client, shop.committed())
+    shop.connection.close()
+
+
+def _is_paused(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _waiting(shop: Shop) -> int:
+    rows, _ = run(shop.connection, "SELECT COUNT(*) FROM txmq_outbox")
+    shop.connection.commit()
+    return int(rows[0][0])
 
 
 def _expire(shop: Shop) -> None:
@@ -194,18 +241,42 @@ def test_message_for_no_topic_is_parked_and_others_go_on(shop: Shop, client: txm
     check(client, shop.committed(first=1))
 
 
-def test_unit_over_a_page_arrives_over_a_request_is_parked(sqlite_shop: Shop, tmp_path: Path) -> None:
-    large = b"x" * 600_000
-    with BrokerProcess(tmp_path / "small", settings=SMALL) as broker, txmq.connect(broker.address) as client:
-        client.topics.create("large")
-        for count in (3, 9, 1):
-            sqlite_shop.outbox.send_many(sqlite_shop.connection, [("large", large)] * count)
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "small", settings=SMALL) as broker:
+        with txmq.connect(broker.address) as client:
+            client.topics.create("large")
+        yield broker
+
+
+def test_unit_over_a_request_arrives_over_a_transaction_is_parked(sqlite_shop: Shop, small: BrokerProcess) -> None:
+    with txmq.connect(small.address) as client:
+        for count in (3, 16, 9, 1):
+            sqlite_shop.outbox.send_many(sqlite_shop.connection, [("large", LARGE)] * count)
             sqlite_shop.connection.commit()
         with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
             relay.drain(DRAIN_S)
-        assert sum(1 for _ in client.browse("large")) == 4
+        assert sum(1 for _ in client.browse("large")) == 13
     parked, _ = run(sqlite_shop.connection, "SELECT why FROM txmq_outbox_parked")
-    assert parked == [("the broker refuses it",)] * 9
+    assert parked == [(REFUSED,)] * 16
+
+
+def test_stream_that_dies_in_the_middle_leaves_nothing(sqlite_shop: Shop, small: BrokerProcess) -> None:
+    sqlite_shop.outbox.send_many(sqlite_shop.connection, [("large", LARGE)] * 9)
+    sqlite_shop.connection.commit()
+    dying = started(small.address, sqlite_shop.fields, "relay.page.part_sent:2")
+    assert dying.wait(DRAIN_S) == KILLED
+    _expire(sqlite_shop)
+    with txmq.connect(small.address) as client, Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
+        relay.drain(DRAIN_S)
+        assert sum(1 for _ in client.browse("large")) == 9
+        sqlite_shop.outbox.send_many(sqlite_shop.connection, [("large", LARGE)] * 9)
+        with at_moment("relay.page.part_sent", small.kill):
+            sqlite_shop.connection.commit()
+            eventually(lambda: not small.is_running, "the broker is dead")
+        small.start()
+        relay.drain(DRAIN_S)
+        assert sum(1 for _ in client.browse("large")) == 18
 
 
 def test_relay_waits_for_no_open_transaction(
@@ -261,7 +332,8 @@ def test_relays_session_ends_when_idle_and_sees_commits(shop: Shop) -> None:
     database = RelayDatabase(shop.outbox, connect, SimClock())
     assert database.peek() is not None
     asked = {
-        "sqlite": ("PRAGMA synchronous",), "mysqlclient": ("SELECT @@wait_timeout", "SELECT @@tx_isolation"),
+        "sqlite": ("PRAGMA synchronous",),
+        "mysqlclient": ("SELECT @@idle_transaction_timeout", "SELECT @@tx_isolation"),
         "psycopg": ("SHOW idle_in_transaction_session_timeout", "SHOW default_transaction_isolation"),
     }  # fmt: skip
     found = [run(opened[0], question)[0][0][0] for question in asked[shop.fields["kind"]]]
@@ -272,9 +344,123 @@ def test_relays_session_ends_when_idle_and_sees_commits(shop: Shop) -> None:
 def test_relay_refuses_database_that_may_lose_its_commits(sqlite_shop: Shop, client: txmq.Client) -> None:
     def connect() -> Any:
         connection = sqlite_shop.connect()
-        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("PRAGMA synchronous = OFF")  # it is the connection's own, and corrected
+        connection.execute("PRAGMA journal_mode = MEMORY")
         return connection
 
     sqlite_shop.write(1)
-    assert RelayDatabase(sqlite_shop.outbox, connect, SimClock()).lock() is None
+    with Relay(client, sqlite_shop.outbox, connect) as relay:
+        eventually(lambda: relay.refusal, "the database is refused")
+        with pytest.raises(ConfigError, match="power loss"):
+            relay.drain(DRAIN_S)
     check(client, [])
+    with Relay(client, sqlite_shop.outbox, connect, durability="weak") as relay:
+        relay.drain(DRAIN_S)
+    check(client, sqlite_shop.committed())
+
+
+class Turning(SimClock):
+    """Its third pause ends the transaction of another one."""
+
+    def __init__(self, other: sqlite3.Connection) -> None:
+        super().__init__()
+        self.pauses = list[float]()
+        self._other = other
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) == 3:
+            self._other.rollback()
+
+
+def test_relay_asks_sqlite_for_its_turn_without_growing_pauses(sqlite_shop: Shop) -> None:
+    other = sqlite_shop.connect()
+    other.execute("BEGIN IMMEDIATE")
+    clock = Turning(other)
+    database = RelayDatabase(sqlite_shop.outbox, sqlite_shop.connect, clock)
+    assert database.peek() is not None
+    assert database.lock() is not None
+    assert clock.pauses == [TURN_S] * 3
+    database.close()
+    other.close()
+
+
+def test_parked_rows_are_counted_without_those_of_adopt(shop: Shop) -> None:
+    tables, connection = shop.outbox.tables(shop.connection), shop.connection
+    shop.write(4)
+    first, second, third = (row.id for row in tables.waiting(connection, 10, 1 << 20).rows)
+    tables.park(connection, tables.waiting(connection, 1, 1 << 20).rows, ADOPTED)
+    tables.park(connection, tables.waiting(connection, 1, 1 << 20).rows, REFUSED)
+    found = tables.waiting(connection, 10, 1 << 20)
+    assert (found.room, found.held) == (PARKED_MAX - 1, {("orders", b"k0"): first, ("orders", b"k1"): second})
+    assert [row.id for row in found.rows] == [third]
+    connection.commit()
+
+
+def test_headers_count_among_the_bytes_of_a_page(shop: Shop) -> None:
+    for _ in range(4):
+        shop.outbox.send(shop.connection, "orders", b"v", headers={"h": b"x" * 1000})
+    assert len(shop.outbox.tables(shop.connection).waiting(shop.connection, 10, 5000).rows) == 2
+    shop.connection.commit()
+
+
+def test_rows_with_gaps_leave_by_their_own_ids(shop: Shop) -> None:
+    shop.write(900)
+    tables, connection = shop.outbox.tables(shop.connection), shop.connection
+    ids = [row.id for row in tables.waiting(connection, 1000, 1 << 20).rows]
+    tables.delete(connection, runs(ids[::2]))
+    assert [row.id for row in tables.waiting(connection, 1000, 1 << 20).rows] == ids[1::2]
+    connection.commit()
+
+
+def test_long_keys_are_held_each_for_itself(shop: Shop) -> None:
+    tables, connection = shop.outbox.tables(shop.connection), shop.connection
+    keys = [b"k" * 3000 + b"%d" % number for number in range(3)]
+    for key in keys:
+        shop.outbox.send(connection, "orders", b"v", key)
+    shop.outbox.send(connection, "orders", b"v")
+    rows = tables.waiting(connection, 3, 1 << 20).rows
+    tables.park(connection, rows, REFUSED)
+    held = tables.waiting(connection, 10, 1 << 20).held
+    assert held == {("orders", row.key): row.id for row in rows}
+    connection.commit()
+
+
+def test_relay_that_has_no_turn_sees_the_other_drain(sqlite_shop: Shop, client: txmq.Client) -> None:
+    with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as one:
+        one.drain(DRAIN_S)
+        with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as other:
+            sqlite_shop.write(30)
+            other.drain(DRAIN_S)
+            assert (one.sent, other.sent) == (len(sqlite_shop.committed()), 0)
+
+
+@pytest.mark.parametrize("column", ["created_ms = -5", "headers = 'none'", """headers = '[[1, "00"]]'"""])
+def test_row_that_no_batch_can_carry_is_parked(sqlite_shop: Shop, client: txmq.Client, column: str) -> None:
+    sqlite_shop.write(2)
+    run(sqlite_shop.connection, f"UPDATE txmq_outbox SET {column} WHERE id = 1")
+    sqlite_shop.connection.commit()
+    with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
+        relay.drain(DRAIN_S)
+    check(client, sqlite_shop.committed(first=1))
+    assert run(sqlite_shop.connection, "SELECT why FROM txmq_outbox_parked")[0] == [(REFUSED,)]
+
+
+def test_relays_that_have_stopped_do_not_set_one_another_going(sqlite_shop: Shop, client: txmq.Client) -> None:
+    seen, relays = list[str | None](), list[Relay]()
+
+    def connect() -> sqlite3.Connection:
+        connection: sqlite3.Connection = sqlite_shop.connect()
+        connection.set_trace_callback(lambda _: seen.append(relays[0].stopped) if relays else None)
+        return connection
+
+    sqlite_shop.write(1)
+    run(sqlite_shop.connection, f"UPDATE txmq_outbox_relay SET last = '{PAGE}1'")
+    sqlite_shop.connection.commit()
+    with Relay(client, sqlite_shop.outbox, connect) as relay:
+        eventually(lambda: relay.stopped, "the broker knows no such page")
+        relays.append(relay)
+        run(sqlite_shop.connection, f"UPDATE txmq_outbox_relay SET claim = '{PAGE}2', holder = 'another'")
+        sqlite_shop.connection.commit()
+        eventually(lambda: len(seen) > 6, "it has looked again")
+    assert None not in seen

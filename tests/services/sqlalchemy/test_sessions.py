@@ -219,7 +219,7 @@ def test_messages_of_sessions_arrive_once_in_order(engine: Engine, broker: Broke
             rows = session.scalars(select(Order.id).order_by(Order.id)).all()
         assert [int(message.value or b"") for message in client.browse("orders")] == rows
     assert len(rows) == 36
-    assert outbox._wakes == ()
+    assert not outbox._wakes
 
 
 def take(session: Session, number: int) -> None:

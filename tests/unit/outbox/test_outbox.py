@@ -96,7 +96,7 @@ def test_claim_of_a_relay_is_committed(connect: Connect, tmp_path: Path) -> None
     database = RelayDatabase(Outbox(), connect, SimClock())
     locked = database.lock()
     assert isinstance(locked, Locked)
-    assert database.claim(Claim(locked.row._replace(claim="claimed", holder="me"), (), ()))
+    assert database.claim(Claim(locked.row._replace(claim="claimed", holder="me"), ()))
     assert seen(tmp_path, "claim FROM txmq_outbox_relay") == ["claimed"]
     locked = database.lock()
     assert locked is not None

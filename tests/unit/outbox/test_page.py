@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.outbox.page import OutboxRow, Waiting, build, runs, whole_units
+from txmq.outbox.page import BEHIND, REFUSED, UNKNOWN_TOPIC, OutboxRow, Page, Waiting, build, runs, whole_units
 
 
 def row(number: int, unit: int | None = None, topic: str = "a", key: bytes | None = None) -> OutboxRow:
@@ -16,6 +16,11 @@ def row(number: int, unit: int | None = None, topic: str = "a", key: bytes | Non
 
 def ids(rows: object) -> list[int]:
     return [one.id for one in rows]  # type: ignore[attr-defined]
+
+
+def parked(page: Page, *reasons: str) -> list[int]:
+    """The ids that are parked for one of these reasons."""
+    return [one.id for one, why in page.parked if why in reasons]
 
 
 def test_page_ends_before_a_unit_that_goes_on_after_it() -> None:
@@ -36,7 +41,7 @@ def test_nothing_fits_if_the_first_unit_goes_on() -> None:
 def test_unit_stands_with_the_parked_rows_of_its_keys() -> None:
     rows = [row(5, 1, key=b"x"), row(6, 1, key=b"y"), row(7, 2, key=b"y"), row(8, 3, key=b"z"), row(9)]
     page = build(Waiting(rows, held={("a", b"x"): 3}), {"a"})
-    assert (ids(page.rows), ids(page.parked)) == ([8, 9], [5, 6, 7])
+    assert (ids(page.rows), parked(page, BEHIND)) == ([8, 9], [5, 6, 7])
 
 
 def test_parked_row_of_a_higher_id_holds_nobody() -> None:
@@ -47,13 +52,27 @@ def test_parked_row_of_a_higher_id_holds_nobody() -> None:
 def test_unit_with_an_unknown_topic_ends_the_page() -> None:
     rows = [row(1), row(2, 7), row(3, 7, topic="gone"), row(4)]
     page = build(Waiting(rows), {"a"})
-    assert (ids(page.rows), ids(page.bad)) == ([1], [2, 3])
+    assert (ids(page.rows), parked(page, UNKNOWN_TOPIC)) == ([1], [2, 3])
 
 
 def test_unit_that_was_refused_alone_is_bad() -> None:
     rows = [row(1, 7), row(2, 7), row(3)]
     page = build(Waiting(rows), {"a"}, refused={7})
-    assert (ids(page.rows), ids(page.bad)) == ([], [1, 2])
+    assert (ids(page.rows), parked(page, REFUSED)) == ([], [1, 2])
+
+
+def test_unit_for_a_home_that_is_away_is_parked_whole() -> None:
+    rows = [row(1, 7), row(2, 8, topic="b"), row(3, 8), row(4)]
+    page = build(Waiting(rows), {"a", "b"}, away={8: "away"})
+    assert (ids(page.rows), parked(page, "away")) == ([1], [2, 3])
+
+
+def test_line_waits_before_what_finds_no_room_among_the_parked() -> None:
+    rows = [row(1), row(2, 7), row(3, topic="gone"), row(4, 7), row(5)]
+    page = build(Waiting(rows, room=0), {"a"})
+    assert page == Page([rows[0]], (), is_full=True)
+    assert build(Waiting(rows[2:], room=0), {"a"}) == Page([], (), is_full=True)
+    assert ids(build(Waiting(rows[:2], room=-1), {"a"}).rows) == [1, 2], "nothing is parked"
 
 
 def test_shortest_page_has_the_first_units_only() -> None:

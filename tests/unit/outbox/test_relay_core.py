@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.outbox.page import OutboxRow, Waiting
+from txmq.outbox.page import REFUSED, UNKNOWN_TOPIC, OutboxRow, Waiting
 from txmq.outbox.relay_core import (
     Answer,
+    Away,
     Claim,
     Connect,
     Lock,
@@ -29,6 +30,11 @@ from txmq.outbox.relay_core import (
 ROW = RelayRow("ab" * 16)
 
 
+def locked(row: RelayRow, *, is_due: bool = False) -> Locked:
+    """Under the lock, with a lease that is in force."""
+    return Locked(row, is_lease_over=False, is_page_due=is_due)
+
+
 class Played:
     """A core, driven by hand."""
 
@@ -37,10 +43,24 @@ class Played:
         self.step: Step = next(self.turns)
 
     def answer(self, kind: type[Any], value: object = None) -> Step:
-        """The step is of this kind; answer it, and take the next one."""
+        """The step is of this kind; answer it, and take the next one. No home is away."""
         assert isinstance(self.step, kind), self.step
         self.step = self.turns.send(value)
+        if isinstance(self.step, Away):
+            self.step = self.turns.send({})
         return self.step
+
+    def claimed(self) -> RelayRow:
+        """The claim is committed."""
+        claim = self.step
+        assert isinstance(claim, Claim)
+        self.answer(Claim, True)
+        return claim.row
+
+    def settled(self, row: RelayRow, told: Told = Told.ROLLED_BACK) -> None:
+        """The claim was not taken, and its outcome is asked for."""
+        for kind, value in ((Lock, locked(row)), (Unlock, None), (Outcome, told)):
+            self.answer(kind, value)
 
     def begin(self, row: RelayRow = ROW, topics: tuple[str, ...] = ("a",)) -> Played:
         """Connected, with topics, and the lock taken again."""
@@ -61,7 +81,7 @@ def test_first_claim_names_home_and_holder() -> None:
     played = Played().begin()
     played.answer(Read, Waiting([_row(3), _row(4), _row(6)]))
     claim = played.answer(NewTxid, "t1")
-    assert claim == Claim(ROW._replace(home="home", claim="t1", ids=((3, 4), (6, 6)), holder="me"), (), ())
+    assert claim == Claim(ROW._replace(home="home", claim="t1", ids=((3, 4), (6, 6)), holder="me"), ())
     sent = played.answer(Claim, True)
     assert isinstance(sent, Send)
     assert (sent.row.last, len(sent.rows)) == (None, 3)
@@ -77,7 +97,7 @@ def test_rows_of_a_taken_page_go_with_the_next_claim() -> None:
     read = played.answer(Lock, Locked(claimed.row, is_lease_over=False, is_page_due=False))
     assert read == Read(((3, 3),), 4)
     claim = played.answer(Read, Waiting([]))
-    assert claim == Claim(claimed.row._replace(last="t1", claim=None, ids=()), (), ())
+    assert claim == Claim(claimed.row._replace(last="t1", claim=None, ids=()), ())
 
 
 def test_idle_relay_writes_nothing() -> None:
@@ -114,7 +134,8 @@ def test_topics_are_asked_anew_before_a_row_is_parked() -> None:
     played = Played().begin()
     rows = [_row(1, "new")]
     claim = played.answer(Read, Waiting(rows))
-    assert claim == Claim(ROW._replace(home="home", holder="me"), (), tuple(rows)), "they have just been asked for"
+    parked = ((rows[0], UNKNOWN_TOPIC),)
+    assert claim == Claim(ROW._replace(home="home", holder="me"), parked), "they have just been asked for"
     played = Played().begin(topics=("a", "b"))
     played.answer(Read, Waiting([_row(1)]))
     claimed = played.answer(NewTxid, "t1")
@@ -129,32 +150,97 @@ def test_topics_are_asked_anew_before_a_row_is_parked() -> None:
     assert isinstance(played.step, Topics)
 
 
-def test_unit_is_parked_only_when_it_was_refused_alone() -> None:
-    played, rows = Played(page_rows=2).begin(), [_row(1), _row(2)]
-    claimed: object = None
-    for txid, sent in (("t1", rows), ("t2", rows[:1])):
+def refused_alone(played: Played, rows: list[OutboxRow]) -> RelayRow:
+    """The page was halved until its first row was alone, and refused."""
+    row = ROW
+    for number in range(1 + len(rows) // 2):
         played.answer(Read, Waiting(rows))
-        claimed = played.answer(NewTxid, txid)
-        assert isinstance(claimed, Claim)
-        assert claimed.bad == ()
-        asked = played.answer(Claim, True)
-        assert isinstance(asked, Send)
-        assert list(asked.rows) == sent
-        locked = Locked(claimed.row, is_lease_over=False, is_page_due=False)
+        played.answer(NewTxid, f"t{number}")
+        row = played.claimed()
         played.answer(Send, Answer.REFUSED)
-        for kind, value in (
-            (Lock, locked),
-            (Unlock, None),
-            (Outcome, Told.ROLLED_BACK),
-            (Lock, locked),
-            (Unlock, None),
-        ):
-            played.answer(kind, value)
+        played.settled(row)
+        played.answer(Lock, locked(row))
+        played.answer(Unlock)
         played.answer(Topics, ("a",))
-        played.answer(Lock, locked)
+        played.answer(Lock, locked(row))
+    return row
+
+
+def test_unit_is_parked_when_a_page_without_it_is_taken() -> None:
+    played, rows = Played(page_rows=2).begin(), [_row(1), _row(2)]
+    refused_alone(played, rows)
+    played.answer(Read, Waiting(rows))
+    played.answer(NewTxid, "empty")
+    row = played.claimed()
+    assert isinstance(played.step, Send)
+    assert played.step.rows == ()
+    played.answer(Send, Answer.TAKEN)
+    played.answer(Lock, locked(row))
     claim = played.answer(Read, Waiting(rows))
     assert isinstance(claim, Claim)
-    assert list(claim.bad) == rows[:1]
+    assert claim.parked == ((rows[0], REFUSED),)
+
+
+def test_nothing_is_parked_while_an_empty_page_is_refused_too() -> None:
+    played, rows = Played(page_rows=2).begin(), [_row(1), _row(2)]
+    refused_alone(played, rows)
+    for number in range(3):
+        played.answer(Read, Waiting(rows))
+        played.answer(NewTxid, f"empty {number}")
+        row = played.claimed()
+        assert played.answer(Send, Answer.REFUSED) == Pause(Why.BROKER)
+        played.answer(Pause)
+        played.settled(row)
+        played.answer(Lock, locked(row))
+
+
+def test_topic_that_has_changed_is_not_asked_at_once() -> None:
+    played = Played().begin()
+    played.answer(Read, Waiting([_row(1)]))
+    played.answer(NewTxid, "t1")
+    played.claimed()
+    assert played.answer(Send, Answer.STALE) == Pause(Why.BROKER)
+
+
+def test_home_that_another_relay_chose_is_gone_to() -> None:
+    row = ROW._replace(home="another", last="t0", holder="other")
+    played = Played()
+    played.answer(Peek, ROW)
+    played.answer(Connect, "home")
+    played.answer(Lock, Locked(row, is_lease_over=True, is_page_due=True))
+    played.answer(Unlock)
+    assert played.answer(Peek, row) == Connect("another")
+
+
+def test_line_waits_if_too_much_is_parked() -> None:
+    row = ROW._replace(home="home", holder="me")
+    played = Played().begin(row)
+    assert played.answer(Read, Waiting([_row(1, "gone")], room=0)) == Unlock()
+    assert played.answer(Unlock) == Pause(Why.FULL)
+
+
+def test_page_is_larger_while_reading_is_slow() -> None:
+    played, row, limits = Played(page_rows=2).begin(), ROW, list[int]()
+    for is_slow in (True, True, True, True, False, False):
+        assert isinstance(played.step, Read)
+        limits.append(played.step.rows_max)
+        played.answer(Read, Waiting([_row(1)], is_slow=is_slow))
+        played.answer(NewTxid, f"t{len(limits)}")
+        row = played.claimed()
+        played.answer(Send, Answer.TAKEN)
+        played.answer(Lock, locked(row))
+    assert limits == [2, 4, 8, 8, 8, 2]
+
+
+def test_topics_are_asked_for_again_when_they_are_old() -> None:
+    row = ROW._replace(home="home", holder="me")
+    played = Played().begin(row)
+    played.answer(Read, Waiting([]))
+    played.answer(Unlock)
+    played.answer(Pause)
+    played.answer(Lock, locked(row)._replace(are_topics_old=True))
+    played.answer(Unlock)
+    assert isinstance(played.step, Topics)
 
 
 def test_another_relay_with_a_lease_is_waited_for() -> None:

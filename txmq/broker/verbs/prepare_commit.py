@@ -359,6 +359,7 @@ def _decide(
     opaque: bytes,
 ) -> None:
     require_owner(client, session)
+    page = pages.stated_page(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
     transaction = context.state.transactions.get((session.number, txid.counter))
     homes = stated.homes(context, given)
     offsets, messages = take_offsets(given, body)
@@ -368,7 +369,6 @@ def _decide(
     floor = floor_of(given, client, session)
     refuse_over_outcomes(context, session, floor)
     saved = check_offsets(context, client, offsets)
-    page = pages.stated_page(context, client, given)
     if page is not None:
         pages.take(context, client, page, txid)
     if homes or turns.must_queue(context, transaction, parts, keys):

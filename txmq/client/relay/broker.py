@@ -1,49 +1,55 @@
 """The brokers' side of a relay: pages as transactions of the anchor, with branches at other homes.
 
 The anchor is the home that keeps the outbox's chain: the one of the relay's first page. Its session here is of a
-connection of the relay's own, so that each transaction of it is a page.
+connection of the relay's own, so that each transaction of it is a page. What goes to other homes is prepared there
+first, as of any transaction over homes (``client/transaction/homes``). A page that does not fit a request is streamed.
+
+A home that does not answer for ``AWAY_S`` is *away*: until it answers, what is for it is not sent.
 
 Invariants:
-    * a page is one request, sent once under the id of its claim; what is not answered is settled by the core;
+    * the request that decides a page is sent once, under the id of its claim; what is not answered is settled by the
+      core;
     * a refused or unanswered prepare at another home leaves the page undecided: the core fences it.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
 from txmq.client.partitioner import KeyHashSelector
+from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transport.ports import RelayClient
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
+    BrokerAwayError,
     BrokerError,
     FencedError,
+    LocalProtocolError,
     NotOwnerError,
     OtherSessionError,
     OutboxConflictError,
+    RolledBackError,
     SessionFullError,
     StaleTopicError,
-    TooLargeError,
+    TransactionError,
     TxmqError,
 )
-from txmq.log.records import encode
-from txmq.model import Outcome, TopicPartition
+from txmq.model import Outcome
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import OutboxRow
-from txmq.outbox.relay_core import OTHER_HOME, Answer, Chain, Send, Told
+from txmq.outbox.relay_core import OTHER_HOME, Answer, Away, Chain, RelayRow, Send, Told
 from txmq.outbox.relay_core import Outcome as AskOutcome
-from txmq.protocol.parts import encode_part
+from txmq.outbox.tables import away_reason
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.ports import Buffer
-from txmq.xid import TxId
+from txmq.xa.two_phase.coordinator import BranchState
 
 TIMEOUT_S: Final = 5.0
+SIZE_PER_S: Final = 1 << 20  # a page has a second more for so many bytes
+AWAY_S: Final = 10.0
 _REFUSED = (400, 403, 404, 413)
 _TOLD = {Outcome.COMMITTED.value: Told.COMMITTED, Outcome.ROLLED_BACK.value: Told.ROLLED_BACK}
 
@@ -53,6 +59,80 @@ T = TypeVar("T")
 class _Topic(NamedTuple):
     topic_id: int
     partitions: int
+
+
+class PageTransaction(RoutedTransaction):
+    """A page on its way: as any transaction over homes, but decided by one request that is sent once.
+
+    Args:
+        anchor: the link of the home that decides.
+        connection: the relay's own one to it, whose session has no other transactions.
+    """
+
+    def __init__(self, client: Any, anchor: Any, connection: ReconnectingConnection, session: Any) -> None:
+        super().__init__(client, client.clock, TIMEOUT_S)
+        self.home, self.commits, self._control = anchor, anchor.branch_commits, connection
+        self._session, self._is_attached = session, True
+        self.begin()
+
+    def send(self, messages: MessageBuffer, stated: dict[str, str | int], on_part: Callable[[], None]) -> None:
+        """Prepare, stream, decide.
+
+        Args:
+            stated: what the decision says of the outbox.
+            on_part: called after each part that is sent ahead.
+
+        Raises:
+            TxmqError: refused, or not answered.
+        """
+        self._on_part = on_part
+        self.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / SIZE_PER_S
+        if not self._routes.is_lone:
+            for home in self.owners(messages):
+                if home is not self.home:
+                    home.look()
+        self.find_homes(messages)
+        parts = self.take_parts(messages, keyed=False)
+        homes = self.prepare_branches()
+        crash_point("relay.page.prepared")
+        if not self.fits_one_request(parts):
+            self.stream(parts)
+            parts = []
+        fields = stated | self._floor() | self._fields()
+        if homes:
+            fields["homes"] = ",".join(homes)
+        answer = self._control.submit_transaction(f"commit {self.txid}", fields, self.encoded(parts), self.deadline)
+        crash_point("relay.page.sent")
+        answer.result()
+        crash_point("relay.page.taken")
+
+    def settle(self, told: Told) -> None:
+        """Tell the other homes what became of it; what is not known for certain they find out by themselves."""
+        if told is Told.COMMITTED:
+            self.commit_branches()
+        elif told is Told.ROLLED_BACK:
+            self.roll_back_branches()
+        for branch in self.branches:
+            branch.leave()
+            branch.close()
+
+    def note_silence(self) -> None:
+        """Homes that have not answered are away until they do."""
+        for branch in self.branches:
+            if branch.state is BranchState.PREPARING:
+                home: Any = branch.home
+                home.was_silent()
+
+    def _floor(self) -> dict[str, int]:
+        """All before it: a claim gives way to the next one only when its end is known, and told by the relay row."""
+        return {"floor": self._counter - 1} if self._counter > 1 else {}
+
+    def stream(self, parts: Sequence[EncodedPart]) -> None:
+        """As of ``BrokerTransaction``, a part at a time; what is for other homes has gone there."""
+        for part in parts:
+            super(RoutedTransaction, self).stream([part])
+            crash_point("relay.page.part_sent")
+            self._on_part()
 
 
 class RelayBroker:
@@ -68,12 +148,18 @@ class RelayBroker:
         self._client, self._routes, self._outbox = client, client.routes, outbox
         self._connection: ReconnectingConnection | None = None
         self._session: Any = None
+        self._anchor: Any = None
+        self._page: PageTransaction | None = None  # until its end is known
         self._selector = KeyHashSelector()
+        self._without_key: dict[str, int] = {}  # the partition of a page's messages without a key
+        self._away_since: dict[int, float] = {}
         self.topics: dict[str, _Topic] = {}
+        self.asked_topics_at = float("-inf")
         self.problem: TxmqError | None = None
 
     def close(self) -> None:
         """Close the relay's own connection."""
+        self._settle(Told.OVER)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -83,28 +169,75 @@ class RelayBroker:
     def connect(self, home: str) -> str | None:
         """A session of the anchor, or of any home if ``home`` is empty; see ``relay_core.Connect``."""
         self.close()
+        return self._asked(lambda: self._connect(home))
 
-        def work() -> str:
-            link = self._routes.link_of_home(int(home[17:], 16)) if home else self._routes.any_link()
-            self._connection = link.new_connection()
-            _, self._session = self._connection.connect_with_session(self._client.clock.monotonic() + TIMEOUT_S)
-            found = f"{self._session.cluster:016x}-{self._session.home:016x}"
-            return OTHER_HOME if home and found != home else found
-
-        return self._asked(work)
+    def _connect(self, home: str) -> str:
+        deadline = self._client.clock.monotonic() + TIMEOUT_S
+        any_link = self._routes.any_link()
+        any_link.control.connect(deadline)  # of a lazy client: now it is known whether there are several homes
+        number = int(home[17:], 16) if home else 0
+        link = self._routes.link_of_home(number) if home else any_link
+        self._connection = link.new_connection()
+        _, self._session = self._connection.connect_with_session(deadline)
+        self._anchor = self._routes.link_of_home(self._session.home)
+        found = f"{self._session.cluster:016x}-{self._session.home:016x}"
+        if not home or found == home:
+            return found
+        if not self._routes.is_lone and number in {known.home for known in self._routes.all_links()}:
+            raise BrokerAwayError(f"no broker told where home {number:016x} is; now one does")
+        return OTHER_HOME
 
     def new_txid(self) -> str:
         """The next id of the session."""
-        _, txid = self._session.next_txid()
-        return str(txid)
+        assert self._connection is not None
+        self._settle(Told.OVER)
+        self._page = PageTransaction(self._client, self._anchor, self._connection, self._session)
+        return self._page.txid
 
     def ask_topics(self) -> dict[str, _Topic] | None:
         """All topics, with ids and numbers of partitions; kept for the pages that follow."""
         found = self._asked(self._client.topics.all_known)
         if found is None:
             return None
+        self.asked_topics_at = self._client.clock.monotonic()
         self.topics = {topic.config.name: _Topic(topic.topic_id, topic.config.partitions) for topic in found}
         return self.topics
+
+    # --- homes that are away -----------------------------------------------------------------------------------------
+
+    def away(self, step: Away) -> Mapping[int, str]:
+        """See ``relay_core.Away``."""
+        self._without_key = {}
+        away = self._homes_away()
+        if not away:
+            return {}
+        found: dict[int, str] = {}
+        with suppress(TxmqError):  # nobody tells where a topic is: to send it will say so
+            for row in step.rows:
+                if row.topic in self.topics:
+                    home = self._routes.link_for(row.topic, self._partition_of(row)).home
+                    if home in away:
+                        found[row.group] = away_reason(home)
+        return found
+
+    def _homes_away(self) -> Collection[int]:
+        """Those that do not answer for long."""
+        if self._routes.is_lone:
+            return ()
+        now, links = self._client.clock.monotonic(), self._routes.links()
+        self._away_since = {link.home: self._away_since.get(link.home, now) for link in links if link.is_away}
+        return {home for home, since in self._away_since.items() if now - since >= AWAY_S}
+
+    def answering(self, homes: Collection[int]) -> list[int]:
+        """Those of these homes that answer."""
+        return [home for home in homes if self._answers(home)]
+
+    def _answers(self, home: int) -> bool:
+        try:
+            self._routes.link_of_home(home).look()
+        except TxmqError:
+            return False
+        return True
 
     # --- what became of a page ---------------------------------------------------------------------------------------
 
@@ -118,7 +251,10 @@ class RelayBroker:
                 return Told.OVER
             except NotOwnerError:
                 return Told.OTHER_HOME
-            return _TOLD.get(bytes(body).partition(b"\n")[0].decode(), Told.OVER)
+            told = _TOLD.get(bytes(body).partition(b"\n")[0].decode(), Told.OVER)
+            if self._page is not None and self._page.txid == step.txid:
+                self._settle(told)
+            return told
 
         return self._asked(work)
 
@@ -141,65 +277,55 @@ class RelayBroker:
 
     # --- a page ------------------------------------------------------------------------------------------------------
 
-    def send(self, step: Send) -> Answer:
-        """Send a page, once."""
+    def send(self, step: Send, on_part: Callable[[], None]) -> Answer:
+        """Send a page, once; ``on_part`` is called after each part of a large one."""
+        page = self._page
+        assert page is not None
+        assert page.txid == step.row.claim
         try:
-            self._send(step)
+            page.send(self._messages(step.rows), self._stated(step.row), on_part)
         except TxmqError as error:
-            self.problem = error
-            return self._meaning(error)
+            page.note_silence()
+            self.problem = _cause(error)
+            return self._meaning(self.problem)
+        except (TypeError, ValueError, OverflowError) as error:  # a row that another program has written
+            self.problem = LocalProtocolError(f"a message cannot be sent: {error!r}")
+            return Answer.REFUSED
+        self._settle(Told.COMMITTED)
         self.problem = None
         return Answer.TAKEN
 
-    def _send(self, step: Send) -> None:
-        row, connection = step.row, self._connection
-        assert connection is not None
-        claim = str(row.claim)
-        at_home: dict[int, list[Buffer]] = defaultdict(list)
-        anchor = self._session.home
-        for (topic, partition), rows in self._grouped(step.rows).items():
-            owner = self._routes.link_for(topic, partition).home or anchor
-            at_home[owner] += self._part(topic, partition, rows, is_keyed=not self._routes.is_lone)
-        own = at_home.pop(anchor, [])
-        branches = [self._prepare(claim, home, body) for home, body in at_home.items()]
-        crash_point("relay.page.prepared")
-        given: dict[str, Any] = {"outbox": row.uuid, "name": self._outbox.name, "after": row.last or "-"}
-        counter = TxId.parse(claim).counter
-        if counter > 1:
-            given["floor"] = counter - 1  # what the relay row names is this claim and ``last``, which the chain has
-        if branches:
-            given["homes"] = ",".join(txid for _, txid in branches)
-        if sum(map(len, own)) > self._session.request_size_bytes_max:
-            raise TooLargeError(f"a page of outbox {self._outbox.name!r} is larger than a request")
-        answer = connection.submit("commit", claim, timeout=TIMEOUT_S, extensions=given, body=own)
-        crash_point("relay.page.sent")
-        answer.result()
-        crash_point("relay.page.taken")
-        for link, txid in branches:
-            with suppress(TxmqError):  # the home asks by itself
-                link.control.submit("commit", txid, timeout=TIMEOUT_S, body=[])
+    def _settle(self, told: Told) -> None:
+        """The page has ended, as far as is known."""
+        page, self._page = self._page, None
+        if page is not None:
+            page.settle(told)
 
-    def _grouped(self, rows: Sequence[OutboxRow]) -> dict[TopicPartition, list[OutboxRow]]:
-        found: dict[TopicPartition, list[OutboxRow]] = defaultdict(list)
-        turn: dict[str, int] = {}  # a page's messages without a key go to one partition of their topic
+    def _stated(self, row: RelayRow) -> dict[str, str | int]:
+        return {"outbox": row.uuid, "name": self._outbox.name, "after": row.last or "-"}
+
+    def _messages(self, rows: Sequence[OutboxRow]) -> MessageBuffer:
+        messages = MessageBuffer(None, lambda topic: self.topics[topic].topic_id)
         for row in rows:
-            partitions = self.topics[row.topic].partitions
-            if row.key is None and row.topic not in turn:
-                turn[row.topic] = self._selector.partition_of(None, partitions)
-            partition = turn[row.topic] if row.key is None else self._selector.partition_of(row.key, partitions)
-            found[row.topic, partition].append(row)
-        return found
+            messages.add(row.topic, self._partition_of(row), (row.key, row.value, row.headers, row.created_ms))
+        return messages
 
-    def _part(self, topic: str, partition: int, rows: Sequence[OutboxRow], *, is_keyed: bool) -> list[Buffer]:
-        records = [(row.key, row.value, row.headers, row.created_ms) for row in rows]
-        keys = {crc32c(row.key) for row in rows if row.key is not None} if is_keyed else ()
-        return encode_part(topic, partition, encode(records), keys, self.topics[topic].topic_id)
+    def _partition_of(self, row: OutboxRow) -> int:
+        partitions = self.topics[row.topic].partitions
+        if row.key is not None:
+            return self._selector.partition_of(row.key, partitions)
+        if row.topic not in self._without_key:
+            self._without_key[row.topic] = self._next_partition(row.topic, partitions)
+        return self._without_key[row.topic]
 
-    def _prepare(self, claim: str, home: int, body: list[Buffer]) -> tuple[Any, str]:
-        link = self._routes.link_of_home(home)
-        _, txid = link.session.next_txid()
-        link.control.submit("prepare", txid, "branch", timeout=TIMEOUT_S, extensions={"of": claim}, body=body).result()
-        return link, txid
+    def _next_partition(self, topic: str, partitions: int) -> int:
+        """The next one whose home is there, if there is one."""
+        partition = 0
+        for _ in range(partitions):
+            partition = self._selector.partition_of(None, partitions)
+            if self._routes.is_lone or not self._routes.link_for(topic, partition).is_away:
+                break
+        return partition
 
     def _meaning(self, error: TxmqError) -> Answer:
         if isinstance(error, OutboxConflictError):
@@ -211,4 +337,13 @@ class RelayBroker:
             return Answer.STALE
         if isinstance(error, BrokerError) and error.code in _REFUSED:
             return Answer.REFUSED
+        if isinstance(error, LocalProtocolError) or type(error) is RolledBackError:  # too many homes
+            return Answer.REFUSED
         return Answer.SILENT
+
+
+def _cause(error: TxmqError) -> TxmqError:
+    """What a home has said, or that it said nothing."""
+    while isinstance(error, TransactionError) and isinstance(error.__cause__, TxmqError):
+        error = error.__cause__
+    return error

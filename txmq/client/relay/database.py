@@ -7,9 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from txmq.errors import ConfigError
 from txmq.outbox.outbox import Outbox, begin_statement, let_commit_commit
@@ -23,9 +23,14 @@ from txmq.xa.database.dbapi import run, silence_copy
 
 LEASE_MS: Final = 15_000
 IDLE_PAGE_S: Final = 10.0
-_UNKNOWN_TOPIC: Final = "its topic does not exist"
-_REFUSED: Final = "the broker refuses it"
-_BEHIND: Final = "an earlier message of its key is parked"
+LOOK_EVERY_S: Final = 1.0  # for what is parked for homes that are away
+TURN_S: Final = 0.0002  # SQLite's own pauses grow, and others come first for ever
+TURN_S_MAX: Final = 5.0
+SLOW_READ_S: Final = 0.04  # deleted rows are passed on the way: a million in 60 ms (MariaDB), 120 ms (PostgreSQL)
+SLOW_ROW_S: Final = 0.000_05  # that each row may take beside it, on a busy machine
+REST_S_MAX: Final = 1.0
+
+Durability = Literal["forced", "weak"]
 
 T = TypeVar("T")
 
@@ -42,8 +47,8 @@ class RelaySession(NamedTuple):
     begin: str
 
     @classmethod
-    def opened(cls, outbox: Outbox, connect: Callable[[], Any]) -> RelaySession:
-        """A new one, whose commits are forced.
+    def opened(cls, outbox: Outbox, connect: Callable[[], Any], *, durability: Durability = "forced") -> RelaySession:
+        """A new one, whose commits are forced, unless less will do.
 
         Raises:
             ConfigError: the database may lose its commits.
@@ -63,9 +68,12 @@ class RelaySession(NamedTuple):
             with suppress(Exception):
                 connection.close()
             raise
-        if weakness is not None:
+        if weakness is not None and durability != "weak":
             connection.close()
-            raise ConfigError(f"outbox {outbox.name!r}: a power loss may take the relay's commits back: {weakness}")
+            raise ConfigError(
+                f"outbox {outbox.name!r}: a power loss may take the relay's commits back, and stop the line: "
+                f'{weakness}; correct it, or accept it with durability="weak"'
+            )
         return cls(connection, tables, begin)
 
     def lock(self) -> tuple[RelayRow, bool]:
@@ -80,17 +88,29 @@ class RelayDatabase:
 
     Args:
         connect: opens a connection for this relay alone.
+        durability: ``weak`` if the database may lose commits: then a power loss may stop the line.
+
+    Attributes:
+        refusal: why this database will not do, as long as nobody corrects it.
+        parked_for: homes that units are parked for, as last seen.
+        answering: those of them that answer: the next read lets their units wait again.
+        read_s: how long the last read took, if that was long.
 
     Thread safety: the relay's thread.
     """
 
-    def __init__(self, outbox: Outbox, connect: Callable[[], Any], clock: Clock) -> None:
-        self._outbox, self._connect, self._clock = outbox, connect, clock
+    def __init__(
+        self, outbox: Outbox, connect: Callable[[], Any], clock: Clock, durability: Durability = "forced"
+    ) -> None:
+        self._outbox, self._connect, self._clock, self._durability = outbox, connect, clock, durability
         self._session: RelaySession | None = None
-        self._page_at = float("-inf")  # when a page was sent last
+        self._page_at = self._looked_at = float("-inf")  # when a page was sent last; when parked rows were looked at
         self._log = get_logger(outbox=outbox.name)
         self._has_failed = False
-        self.known_topics: Any = ()
+        self.refusal: ConfigError | None = None
+        self.parked_for: Collection[int] = ()
+        self.answering: Collection[int] = ()
+        self.read_s = 0.0
 
     def page_was_sent(self) -> None:
         """A page is on its way, perhaps an empty one."""
@@ -116,9 +136,17 @@ class RelayDatabase:
         """Park, claim, commit; whether it is known to have happened."""
         return self._tried(lambda: self._claim(step)) is True
 
+    def renew(self, row: RelayRow) -> None:
+        """Keep the lease while a page is on its way."""
+        self._tried(lambda: self._renew(row))
+
     def backlog(self) -> Backlog | None:
         """How much waits, and since when."""
         return self._tried(self._backlog)
+
+    def nothing_waits(self) -> bool:
+        """Whether there is nothing to send, for a relay that is not its turn."""
+        return self._tried(self._nothing_waits) is True
 
     def release(self, holder: str) -> None:
         """Let another relay go on at once, if this one has the lease."""
@@ -143,14 +171,14 @@ class RelayDatabase:
             self.close()
             say = self._log.debug if self._has_failed else self._log.warning
             say("outbox's database away", error=repr(error))
-            self._has_failed = True
+            self._has_failed, self.refusal = True, error if isinstance(error, ConfigError) else None
             return None
-        self._has_failed = False
+        self._has_failed, self.refusal = False, None
         return found
 
     def _open(self) -> RelaySession:
         if self._session is None:
-            self._session = RelaySession.opened(self._outbox, self._connect)
+            self._session = RelaySession.opened(self._outbox, self._connect, durability=self._durability)
         return self._session
 
     def _peek(self) -> RelayRow | None:
@@ -166,30 +194,77 @@ class RelayDatabase:
         return found
 
     def _lock(self) -> Locked:
-        row, is_over = self._open().lock()
+        session = self._open()
+        if session.tables.dialect.name == "sqlite":
+            row, is_over = self._take_turn(session)
+        else:
+            row, is_over = session.lock()
         is_due = self._clock.monotonic() - self._page_at >= IDLE_PAGE_S
         return Locked(row, is_over, is_due)
+
+    def _take_turn(self, session: RelaySession) -> tuple[RelayRow, bool]:
+        """Lock the file of SQLite, as often as asked for."""
+        connection, until = session.connection, self._clock.monotonic() + TURN_S_MAX
+        ((patience_ms,),), _ = run(connection, "PRAGMA busy_timeout")
+        run(connection, "PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    return session.lock()
+                except Exception as error:
+                    if not session.tables.dialect.may_pass(error) or self._clock.monotonic() >= until:
+                        raise
+                self._clock.sleep(TURN_S)
+        finally:
+            run(connection, f"PRAGMA busy_timeout = {int(patience_ms)}")
 
     def _rollback(self) -> None:
         if self._session is not None:
             self._session.connection.rollback()
 
     def _release(self, holder: str) -> None:
-        connection, tables, _ = self._open()
-        tables.release(connection, holder)
-        connection.commit()
+        session = self._open()
+        session.lock()
+        session.tables.release(session.connection, holder)
+        session.connection.commit()
 
     def _read(self, step: Read) -> Waiting:
         connection, tables, _ = self._open()
         tables.delete(connection, step.gone)
-        return tables.waiting(connection, step.rows_max, step.bytes_max)
+        self._look_at_parked(connection, tables)
+        begun = self._clock.monotonic()
+        waiting = tables.waiting(connection, step.rows_max, step.bytes_max)
+        took_s = self._clock.monotonic() - begun
+        is_slow = took_s >= SLOW_READ_S + SLOW_ROW_S * len(waiting.rows)
+        self.read_s = min(took_s, REST_S_MAX) if is_slow else 0.0
+        return waiting._replace(is_slow=self.read_s > 0)
+
+    def _look_at_parked(self, connection: Any, tables: OutboxTables) -> None:
+        """What is parked for homes that answer waits again; which others there are is asked now and then."""
+        for home in self.answering:
+            tables.unpark_home(connection, home)
+        self.parked_for = [home for home in self.parked_for if home not in self.answering]
+        self.answering = ()
+        if self._clock.monotonic() - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = self._clock.monotonic()
+            self.parked_for = tables.away(connection)
+
+    def _renew(self, row: RelayRow) -> None:
+        session = self._open()
+        self._lock()
+        session.tables.renew(session.connection, row, LEASE_MS)
+        session.connection.commit()
+
+    def _nothing_waits(self) -> bool:
+        connection, tables, _ = self._open()
+        found = tables.nothing_waits(connection)
+        self._rollback()
+        return found
 
     def _claim(self, step: Claim) -> bool:
         connection, tables, _ = self._open()
-        tables.park(connection, step.parked, _BEHIND)
-        unknown = [row for row in step.bad if row.topic not in self.known_topics]
-        tables.park(connection, unknown, _UNKNOWN_TOPIC)
-        tables.park(connection, [row for row in step.bad if row not in unknown], _REFUSED)
+        for why in dict.fromkeys(why for _, why in step.parked):
+            tables.park(connection, [row for row, reason in step.parked if reason == why], why)
         tables.claim(connection, step.row, LEASE_MS)
         crash_point("relay.claim.written")
         connection.commit()

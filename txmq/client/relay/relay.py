@@ -13,12 +13,13 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 from txmq.client.relay.broker import RelayBroker
-from txmq.client.relay.database import RelayDatabase
+from txmq.client.relay.database import Durability, RelayDatabase
 from txmq.client.relay.watch import BacklogWatch
 from txmq.client.transport.ports import RelayClient
-from txmq.errors import ClosedError, OutboxStoppedError, RequestTimeoutError
+from txmq.errors import ClosedError, ConfigError, OutboxStoppedError, RequestTimeoutError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.relay_core import (
+    Away,
     Chain,
     Claim,
     Connect,
@@ -49,11 +50,17 @@ _AWAY_S_MIN: Final = 0.050
 _AWAY_S_MAX: Final = 2.0
 _HELD_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 1.0
+_RENEW_EVERY_S: Final = 3.0
+_TOPICS_S: Final = 30.0
 _CLOSE_S: Final = 10.0
 
 
 class Relay:
     """A running relay, made by ``client.relay``; usable as a block. A forked child has none.
+
+    Args:
+        connect: opens a connection to the outbox's database, for this relay alone.
+        durability: ``weak`` accepts a database that may lose commits in a power loss, which may stop the line then.
 
     Attributes:
         stopped: why it sends nothing until an operator acts; None while all is well.
@@ -63,11 +70,12 @@ class Relay:
     """
 
     def __init__(
-        self, client: RelayClient, outbox: Outbox, connect: Callable[[], Any], random: Random | None = None
-    ) -> None:
+        self, client: RelayClient, outbox: Outbox, connect: Callable[[], Any], random: Random | None = None,
+        durability: Durability = "forced",
+    ) -> None:  # fmt: skip
         self.outbox, self._client, self._clock = outbox, client, client.clock
         self._holder = f"{(random or OSRandom()).bits(64):016x}"
-        self._database = RelayDatabase(outbox, connect, client.clock)
+        self._database = RelayDatabase(outbox, connect, client.clock, durability)
         self._broker = RelayBroker(client, outbox)
         self._log = get_logger(outbox=outbox.name)
         self._woken, self._ended, self._idle = Signal(), Signal(), Signal()
@@ -98,6 +106,11 @@ class Relay:
         """What waits, as it was when the relay looked last; None: it has not seen the database yet."""
         return self._watch.backlog
 
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot use this database; None while all is well."""
+        return None if self._database.refusal is None else str(self._database.refusal)
+
     def drain(self, timeout: float) -> None:
         """Wait until nothing waits any more that was committed before this call.
 
@@ -106,6 +119,7 @@ class Relay:
 
         Raises:
             OutboxStoppedError: the relay has stopped: an operator says which side is right.
+            ConfigError: the outbox is not installed, or its database may lose commits.
             RequestTimeoutError: messages still wait; they stay in the database.
             ClosedError: the relay has ended.
 
@@ -118,6 +132,8 @@ class Relay:
                 raise OutboxStoppedError(self.stopped)
             if self._has_ended:
                 raise ClosedError(f"the relay of outbox {self.outbox.name!r} has ended, in this process at least")
+            if self.refusal is not None:
+                raise ConfigError(self.refusal)
             self.wake()
             left = until - self._clock.monotonic()
             if left <= 0:
@@ -153,7 +169,12 @@ class Relay:
         self._thread = thread_number()
         try:
             while not self._is_ending:
-                self._go_on()
+                try:
+                    self._go_on()
+                except Exception as error:  # noqa: BLE001  the next turn begins with what the relay row says
+                    self._log.error("outbox's relay failed", error=repr(error))
+                    self._database.close()
+                    self._woken.wait(_LOOK_AGAIN_S)
         finally:
             self.outbox.remove_relay(self.wake)
             self._database.unlock()
@@ -180,11 +201,12 @@ class Relay:
     def _carry_out(self, step: Any) -> Any:
         match step:
             case Lock():
-                return self._database.lock()
+                return self._lock()
             case Read():
                 return self._database.read(step)
+            case Away():
+                return self._broker.away(step)
             case Claim():
-                self._database.known_topics = self._broker.topics
                 return self._database.claim(step)
             case Unlock():
                 return self._database.unlock()
@@ -208,8 +230,24 @@ class Relay:
                 return self._stop(step)
         raise AssertionError(step)
 
+    def _lock(self) -> Any:
+        if self._database.read_s:
+            self._rest(self._database.read_s)  # others need the database as well
+        self._database.answering = self._broker.answering(self._database.parked_for)
+        locked = self._database.lock()
+        are_old = self._clock.monotonic() - self._broker.asked_topics_at >= _TOPICS_S
+        return None if locked is None else locked._replace(are_topics_old=are_old)
+
     def _sent(self, step: Send) -> Any:
-        answer = self._broker.send(step)
+        renewed_at = self._clock.monotonic()
+
+        def on_part() -> None:
+            nonlocal renewed_at
+            if self._clock.monotonic() - renewed_at >= _RENEW_EVERY_S:
+                renewed_at = self._clock.monotonic()
+                self._database.renew(step.row)
+
+        answer = self._broker.send(step, on_part)
         if self._broker.problem is None:
             self._database.page_was_sent()
             self.sent += len(step.rows)
@@ -218,20 +256,32 @@ class Relay:
         return answer
 
     def _pause(self, why: Why) -> None:
-        if why is Why.IDLE:
-            self._drains += 1
-            self._idle.set()
-            seconds = min(_IDLE_S_MAX, _IDLE_S_MIN * (1 << min(self._idles, 8)))
-            self._idles, self._failures = self._idles + 1, 0
-        elif why is Why.HELD:
-            seconds = _HELD_S
-        else:
-            seconds = min(_AWAY_S_MAX, _AWAY_S_MIN * (1 << min(self._failures, 8)))
-            self._failures += 1
         if why is not Why.DATABASE:
             self._watch.look(str(self._broker.problem) if why is Why.BROKER and self._broker.problem else why.value)
-        if not self._is_ending and self._woken.wait(seconds):
-            self._idles = 0
+        if why is Why.IDLE:
+            self._nothing_waits()
+            seconds = min(_IDLE_S_MAX, _IDLE_S_MIN * (1 << min(self._idles, 8)))
+            self._idles, self._failures = self._idles + 1, 0
+            if not self._is_ending and self._woken.wait(seconds):
+                self._idles = 0
+            return
+        if why is Why.HELD:
+            if self._database.nothing_waits():  # by what the other one has done
+                self._nothing_waits()
+            self._rest(_HELD_S)
+            return
+        self._rest(min(_AWAY_S_MAX, _AWAY_S_MIN * (1 << min(self._failures, 8))))
+        self._failures += 1
+
+    def _nothing_waits(self) -> None:
+        self._drains += 1
+        self._idle.set()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, however often it is woken: new messages do not bring a broker back."""
+        until = self._clock.monotonic() + seconds
+        while not self._is_ending and (left := until - self._clock.monotonic()) > 0:
+            self._woken.wait(left)
 
     # --- stopped -----------------------------------------------------------------------------------------------------
 
@@ -248,13 +298,22 @@ class Relay:
         self._stopped_at = step.row
 
     def _await_operator(self) -> None:
-        """Look now and then whether the relay row has changed."""
+        """Look now and then whether the line has gone on: an operator has adopted it, or another relay was right.
+
+        A relay that stops, too, has changed the claim, and no more.
+        """
+        assert self._stopped_at is not None
         while not self._is_ending:
             self._idle.set()
             self._woken.wait(_LOOK_AGAIN_S)
             self._watch.look("the outbox has stopped")
             row = self._database.peek()
-            if row is not None and row != self._stopped_at:
+            if row is not None and _place(row) != _place(self._stopped_at):
                 self.stopped = None
                 self._log.info("outbox goes on", uuid=row.uuid)
                 return
+
+
+def _place(row: RelayRow) -> tuple[str, str, str | None]:
+    """How far the line has come, and where it goes."""
+    return row.uuid, row.home, row.last

@@ -255,7 +255,7 @@ class RoutedTransaction(BrokerTransaction):
         """
         if self._routes.is_lone:
             return
-        self._has_homes, owners = True, self._owners(messages)
+        self._has_homes, owners = True, self.owners(messages)
         if len(owners) > HOMES_MAX:
             raise RolledBackError(f"a transaction takes {HOMES_MAX} homes: {_several(owners)}", self.txid_or_none)
         if owners and not self.txid and self.home not in owners:
@@ -288,7 +288,7 @@ class RoutedTransaction(BrokerTransaction):
             except TxmqError as error:
                 raise_rolled_back(error, self.txid_or_none)
 
-    def _owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
+    def owners(self, messages: MessageBuffer) -> dict[BranchHome, list[TopicPartition]]:
         """The homes of the partitions of the messages and of the offsets.
 
         Raises:

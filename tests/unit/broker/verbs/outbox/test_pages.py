@@ -10,6 +10,7 @@ import pytest
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import UUID, batch, part
 from txmq.broker.state import outbox_chains
+from txmq.log.batch import checksum
 
 from ...homes_support import listed, prepare_branch, two_homes
 from ...support import node, restarted, values
@@ -50,6 +51,27 @@ def test_page_follows_the_newest_one_only() -> None:
     assert send(client, 4, 1, b"late").error == "outbox-conflict"
     assert last(client) == client.node.txid(1, 3)
     assert values(client.node) == [b"one", b"two"]
+
+
+def test_copy_is_told_so_whatever_its_page_has() -> None:
+    client = node().session()
+    assert send(client, 1, 0, b"one").code == 200
+    given, body = {"outbox": UUID, "name": NAME, "after": "-"}, part("gone", 0, batch(b"of a copy"), "")
+    refused = client.ask("commit", client.node.txid(1, 2), extensions=given, body=body)
+    assert refused.error == "outbox-conflict"
+
+
+def test_streamed_page_takes_its_place_whole() -> None:
+    client = node().session()
+    assert send(client, 1, 0, b"one").code == 200
+    size, crc, txid = 0, 0, client.node.txid(1, 2)
+    for value in (b"two", b"three"):
+        content = batch(value)
+        size, crc = size + len(content), checksum(content, crc)
+        assert client.ask("put", "a", 0, extensions={"tx": txid}, body=content).code == 200
+    assert send(client, 2, 1, parts=2, bytes=size).error == "transaction-conflict"
+    assert send(client, 2, 1, parts=2, bytes=size, crc=crc).code == 200
+    assert (values(client.node), last(client)) == ([b"one", b"two", b"three"], txid)
 
 
 def test_refused_page_leaves_its_transaction_undecided() -> None:
