@@ -63,7 +63,7 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     txmq.Outbox.send: "connection, topic, value, key=None, *, headers=None, unit=None",
     txmq.Outbox.send_many: "connection, messages, *, unit=None",
     txmq.Outbox.transaction: "connection",
-    txmq.Client.relay: "outbox, *, connect",
+    txmq.Client.relay: "outbox, *, connect, durability='forced'",
     Relay.drain: "timeout",
     txmq.Client.ordered_producer: "partition_selector, spool, *, options",
     txmq.OrderedMessageProducer.send: "topic, value, key=None, *, headers=None, tag=None, timeout=None",

@@ -26,6 +26,7 @@ from txmq.client.consumer.consumer import DEFAULTS, ConsumerOptions
 from txmq.client.consumer.consumer import Consumer as SyncConsumer
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.client.partitioner import PartitionSelector
+from txmq.client.relay.database import Durability
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedOptions
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer as SyncOrderedProducer
 from txmq.client.transport.destination import Address
@@ -116,7 +117,9 @@ class Client(Facade[LoopClient]):
         kind = Producer if retry_store is None else RetryingProducer
         return kind(self.host.call(make, may_block=retry_store is not None), self.host)
 
-    def relay(self, outbox: Outbox | outboxes.Outbox, *, connect: Callable[[], Any]) -> Relay:
+    def relay(
+        self, outbox: Outbox | outboxes.Outbox, *, connect: Callable[[], Any], durability: Durability = "forced"
+    ) -> Relay:  # fmt: skip
         """Take an outbox's messages to the broker, in a task of this client's loop; as ``txmq.Client.relay``.
 
         Args:
@@ -126,7 +129,8 @@ class Client(Facade[LoopClient]):
         inner = outbox.inner if isinstance(outbox, Outbox) else outbox
         require_function("connect", connect, "a function that opens a connection")
         opens = partial(opened, connect)
-        return Relay(self.host.call(partial(self.inner.relay, inner, connect=opens)), self.host)
+        began = partial(self.inner.relay, inner, connect=opens, durability=durability)
+        return Relay(self.host.call(began), self.host)
 
     async def consumer(
         self, group: str, topics: Sequence[str], *, start: str | int | None = None, max_retries: int = 5,

@@ -338,9 +338,7 @@ def _require_some(operator: Operator, count: int) -> None:
 
 
 def _relay(client: Client, place: Place) -> Relay:
-    from txmq.client.relay.relay import Relay
-
-    return Relay(client, place.outbox, place.connect)
+    return client.relay(place.outbox, connect=place.connect)
 
 
 def _followed(relays: Sequence[Relay], stop: Any) -> dict[str, str]:

@@ -18,6 +18,7 @@ from txmq.client.admin.groups import Groups
 from txmq.client.admin.transactions import Transactions
 from txmq.client.arguments import (
     WAIT_S_MAX,
+    require_choice,
     require_function,
     require_kind,
     require_number,
@@ -34,6 +35,7 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.reading import Fetcher
+from txmq.client.relay.database import Durability
 from txmq.client.relay.relay import Relay
 from txmq.client.routes import Routes
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
@@ -240,7 +242,9 @@ class Client:
             self._ordered = [*(known for known in self._ordered if not known.is_closed), opened]
         return opened
 
-    def relay(self, outbox: Outbox, *, connect: Callable[[], Any]) -> Relay:
+    def relay(
+        self, outbox: Outbox, *, connect: Callable[[], Any], durability: Durability = "forced"
+    ) -> Relay:  # fmt: skip
         """Take an outbox's messages to the broker, in a thread of this client, until it or the relay is closed.
 
         Any number of processes may run one: one relay works at a time, and another goes on where that one ends.
@@ -249,14 +253,16 @@ class Client:
             outbox: whose messages they are; ``install`` has made its tables.
             connect: opens a connection to its database, for this relay alone: it is called again whenever the
                 connection was lost. The database or the broker may be away; messages wait meanwhile.
+            durability: "weak" accepts a database that may lose commits in a power loss, which may stop the line then.
 
         Raises:
             ConfigError: an argument is none of these.
         """
         require_kind("outbox", outbox, Outbox, "txmq.Outbox(...)")
         require_function("connect", connect, "a function that opens a connection")
+        require_choice("durability", durability, ("forced", "weak"))
         self._refuse_closed()
-        began = Relay(self, outbox, connect)
+        began = Relay(self, outbox, connect, durability=durability)
         with self._lock:
             self._relays = [*(known for known in self._relays if not known.has_ended), began]
         return began

@@ -28,10 +28,8 @@ def relay(client: Client, using: str = DEFAULT_DB_ALIAS) -> Relay:
         ConfigError: the database has no outbox yet, or is SQLite's in memory.
         django.db.Error: the database is away.
     """
-    from txmq.client.relay.relay import Relay  # which a process that only sends need not load
-
     require_outbox(using)
-    return Relay(client, outbox_of(using), connector(using))
+    return client.relay(outbox_of(using), connect=connector(using))
 
 
 def require_outbox(using: str) -> None:
