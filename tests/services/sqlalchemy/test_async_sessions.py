@@ -210,15 +210,15 @@ async def as_coroutine(work: Awaitable[T]) -> T:
 
 def test_messages_of_async_sessions_arrive_once_in_order(broker: BrokerProcess, postgresql: PostgreSQL) -> None:
     async def work(engine: AsyncEngine) -> None:
-        for number in range(60):
-            async with AsyncSession(engine) as session:
-                await take(session, number)
-                await (session.rollback() if number % 3 == 2 else session.commit())
-        await asyncio.to_thread(relay.drain, DRAIN_S)
+        with Relay(client, outbox, lambda: psycopg.connect(postgresql.conninfo())) as relay:
+            for number in range(60):
+                async with AsyncSession(engine) as session:
+                    await take(session, number)
+                    await (session.rollback() if number % 3 == 2 else session.commit())
+            await asyncio.to_thread(relay.drain, DRAIN_S)
 
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
-        with Relay(client, outbox, lambda: psycopg.connect(postgresql.conninfo())) as relay:
-            played(postgresql_url(postgresql, "asyncpg"), work)
+        played(postgresql_url(postgresql, "asyncpg"), work)
         found = [int(message.value or b"") for message in client.browse("orders")]
     assert found == [number for number in range(60) if number % 3 != 2]

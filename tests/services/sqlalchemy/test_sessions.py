@@ -212,7 +212,7 @@ def test_messages_of_sessions_arrive_once_in_order(engine: Engine, broker: Broke
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
         with Relay(client, outbox, lambda: detached(engine)) as relay, Session(engine) as session:
-            assert outbox._wakes == (relay.wake,)
+            assert list(outbox._wakes) == [relay.wake]
             for number in range(60):
                 take(session, number)
             relay.drain(DRAIN_S)
