@@ -116,6 +116,11 @@ class Relay(Facade[relay.Relay]):
         return self.inner.stopped
 
     @property
+    def refusal(self) -> str | None:
+        """Why it cannot use this database; None while all is well."""
+        return self.inner.refusal
+
+    @property
     def sent(self) -> int:
         """How many messages it has taken to the broker."""
         return self.inner.sent

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,11 +87,11 @@ def test_sleep_mode_opens_a_window_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_of_processes_that_race_to_a_point_one_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(signal, "pthread_kill", lambda thread, number: sent.append((thread, number)))
     for _ in range(3):
         crashpoints.arm(f"{POINT}:1:race:{tmp_path / 'first'}")
         crash_point(POINT)
-    assert sent == [(os.getpid(), signal.SIGSTOP)]
+    assert sent == [(threading.get_ident(), signal.SIGSTOP)]
 
 
 def test_a_process_that_has_acted_is_armed_no_more(tmp_path: Path) -> None:

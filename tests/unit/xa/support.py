@@ -31,7 +31,7 @@ class Connection(sqlite3.Connection):
     fail_behind: BaseException | None = None
 
     def __del__(self) -> None:
-        with suppress(sqlite3.ProgrammingError):  # it belongs to another thread
+        with suppress(sqlite3.Error):  # it belongs to another thread, or was never opened
             self.close()
 
     def commit(self) -> None:

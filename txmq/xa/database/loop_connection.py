@@ -14,7 +14,6 @@ Sources: PEP 249; psycopg 3, "AsyncConnection"; asyncpg, "Connection", "Transact
 
 from __future__ import annotations
 
-import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from inspect import isawaitable, iscoroutinefunction
@@ -28,7 +27,6 @@ from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 ASYNCHRONOUS: Final = ("asyncpg", "aiosqlite", "aiomysql", "asyncmy")  # and psycopg has connections of both kinds
 _SUPPORTED: Final = "asyncpg, psycopg (AsyncConnection), aiosqlite, aiomysql, asyncmy"
 _IDLE, _IN_TRANSACTION = 0, 2  # as libpq numbers them
-_HAS_AUTOCOMMIT: Final = hasattr(sqlite3.Connection, "autocommit")  # from Python 3.12 on
 _SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
 _CLOSE_S: Final = 5.0
 _READS: Final = ("SELECT", "SHOW")
@@ -155,7 +153,7 @@ class _SQLiteConnection(LoopConnection):
     def autocommit(self) -> int:
         """As sqlite3 has it; -1 for the ways of older Pythons."""
         if self._autocommit is None:
-            self._autocommit = self._in_its_thread(lambda own: getattr(own, "autocommit", _SQLITE_LEGACY))
+            self._autocommit = self._in_its_thread(lambda own: own.autocommit)
         return self._autocommit
 
     @autocommit.setter
@@ -164,9 +162,9 @@ class _SQLiteConnection(LoopConnection):
         self._autocommit = value
 
     def _in_its_thread(self, work: Callable[[Any], Any]) -> Any:
-        if not _HAS_AUTOCOMMIT:
-            return _SQLITE_LEGACY
         own = self.inner._conn  # noqa: SLF001  there is no other way to it, nor to its thread
+        if not hasattr(type(own), "autocommit"):  # before Python 3.12
+            return _SQLITE_LEGACY
         return waited(self.inner._execute(work, own))  # noqa: SLF001
 
 

@@ -28,7 +28,7 @@ def order(world: LastResourceFixture) -> None:
 
 
 def blocks() -> list[object]:
-    return [one for one in gc.get_objects() if isinstance(one, Transaction | LastResourceRun | DecisiveCommit)]
+    return [one for one in gc.get_objects() if issubclass(type(one), Transaction | LastResourceRun | DecisiveCommit)]
 
 
 @contextmanager
