@@ -40,15 +40,17 @@ def _rows(tmp_path: Path) -> list[str]:
         return [customer for (customer,) in connection.execute("SELECT customer FROM orders")]
 
 
-def test_example_of_readme_writes_one_row_and_one_message(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_examples_of_readme_write_a_row_and_message_each(broker: BrokerProcess, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "rows.db")) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT)")
+    database = {"/srv/orders.db": str(tmp_path / "rows.db")}
     with txmq.connect(broker.address) as client:
         client.topics.create("orders")
-    assert (
-        _run(_programs("README.md")[0], broker, {"/srv/orders.db": str(tmp_path / "rows.db")}) == "0 0 b'created 42'\n"
-    )
-    assert _rows(tmp_path) == ["ada"]
+        with_outbox, last_resource = _programs("README.md")
+        assert _run(with_outbox, broker, database) == "0 0 b'created 42'\n"
+        assert _run(last_resource, broker, database) == ""
+        assert [message.value for message in client.browse("orders")] == [b"created 42", b"created 43"]
+    assert _rows(tmp_path) == ["ada", "ada"]
 
 
 def test_the_program_of_the_quickstart_commits_rows_and_messages(broker: BrokerProcess, tmp_path: Path) -> None:
