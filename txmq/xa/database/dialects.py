@@ -350,7 +350,7 @@ MYSQL = Dialect(
     text="VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin",
     number="BIGINT",
     table_options=" ENGINE=InnoDB",
-    # Of rows, and of tables. A page that was cut short unseen would lose the order of what is kept back in it.
+    # Of rows, and of tables. What ``connect`` limits for the application's sessions does not hold for resolvers.
     for_resolvers="SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, "
     "sql_select_limit = DEFAULT, sql_safe_updates = 0, sql_big_selects = 1",
     why_not_idle=_mysql_why_not_idle,

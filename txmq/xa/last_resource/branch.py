@@ -308,7 +308,7 @@ class Branch:
                 raise error
             if not session.table.insert_committed(session.connection, txid, uuid, deadline_ms):
                 raise self._why_kept_out(txid, deadline_ms)
-        self.commit()
+        self._commit()
 
     @property
     def is_still_open(self) -> bool:
