@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from txmq.outbox.tables import ListedRow
 
 TOLD_S = 1.0
-_KEYS = ("name", "driver", "connect", "table", "dialect")
+_KEYS = ("name", "driver", "connect", "table", "dialect", "durability")
 _STATUS = ("outbox", "state", "waiting", "oldest_ms", "parked", "problem")
 _LISTED = ("outbox", "unit", "state", "topic", "key", "size_bytes", "age_ms", "why")
 _ENDS = ("outbox", "end", "page", "rows")
@@ -45,6 +45,7 @@ class Place(NamedTuple):
 
     outbox: Outbox
     connect: Callable[[], Any]
+    durability: Any
 
 
 @app.command()
@@ -71,7 +72,7 @@ def run(
       driver = "sqlite3"              # or any other DB-API module
       connect = { database = "/srv/orders.db" }
       # connect = { host = "db", user = "shop", passwd = { env = "PASS" } }
-      # what the service gives its outbox stands here, too: table, dialect
+      # what the service gives its outbox stands here, too: table, dialect; and its relay: durability
 
     [bold]Examples[/bold]
 
@@ -301,7 +302,7 @@ def _place(table: dict[str, Any], where: str) -> Place:
         outbox = Outbox(table["name"], **options)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return Place(outbox, connector(table, where))
+    return Place(outbox, connector(table, where), table.get("durability", "forced"))
 
 
 def _named(places: Sequence[Place], name: str | None, config: Path) -> Place:
@@ -338,14 +339,18 @@ def _require_some(operator: Operator, count: int) -> None:
 
 
 def _relay(client: Client, place: Place) -> Relay:
-    return client.relay(place.outbox, connect=place.connect)
+    return client.relay(place.outbox, connect=place.connect, durability=place.durability)
+
+
+def _trouble(relay: Relay) -> str:
+    return ", STOPPED" if relay.stopped else ", REFUSED" if relay.refusal else ""
 
 
 def _followed(relays: Sequence[Relay], stop: Any) -> dict[str, str]:
     """Until a signal; what they have sent is shown on a terminal."""
     with output.progress_of_lines() as show:
         while not stop.wait(TOLD_S):
-            show([f"{one.outbox.name}: {one.sent:,} sent{', STOPPED' if one.stopped else ''}" for one in relays])
+            show([f"{one.outbox.name}: {one.sent:,} sent{_trouble(one)}" for one in relays])
     return {}
 
 

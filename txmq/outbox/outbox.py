@@ -22,7 +22,7 @@ from txmq.model import is_valid_name
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Lock, watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, run
 from txmq.xa.database.dialects import SQLITE, Dialect, code_of
 from txmq.xa.database.loop_connection import LoopConnection, driver_name
@@ -74,6 +74,11 @@ class Outbox:
         self._clock: Clock = clock or OSClock()
         self._lock, self._looked = Lock(), float("-inf")
         self._wakes: tuple[Callable[[], None], ...] = ()
+        watch_forks(self)
+
+    def forked(self) -> None:
+        """In a forked child: its relays are the parent's, and so was whoever had the lock."""
+        self._lock, self._wakes = Lock(), ()
 
     def tables(self, connection: Connection) -> OutboxTables:
         """The tables, as this connection's driver sees them."""

@@ -309,7 +309,9 @@ class RelayCore:
         if not is_tried:
             self._refused = frozenset()
         is_claimed = yield Claim(row, tuple(page.parked))
-        if is_claimed and claim is not None:
+        if not is_claimed:
+            yield Pause(Why.DATABASE)
+        elif claim is not None:
             yield from self._send(row, tuple(page.rows))
 
     def _is_mine(self, row: RelayRow) -> bool:

@@ -51,7 +51,7 @@ class RelaySession(NamedTuple):
         """A new one, whose commits are forced, unless less will do.
 
         Raises:
-            ConfigError: the database may lose its commits.
+            ConfigError: the outbox is not installed there, or the database may lose its commits.
             the driver's error: it is away.
         """
         connection = connect()
@@ -62,6 +62,8 @@ class RelaySession(NamedTuple):
             for statement in tables.for_relays(connection):
                 run(connection, statement)
             connection.commit()  # PostgreSQL takes a SET back with its transaction
+            tables.require_shape(connection)
+            connection.rollback()
             tables.dialect.strengthen(connection)
             weakness = tables.dialect.weakness(connection)
         except BaseException:
@@ -76,11 +78,30 @@ class RelaySession(NamedTuple):
             )
         return cls(connection, tables, begin)
 
-    def lock(self) -> tuple[RelayRow, bool]:
+    def lock(self, clock: Clock) -> tuple[RelayRow, bool]:
         """Begin, and lock the relay row; see ``OutboxTables.lock``."""
+        return self._take_turn(clock) if self.tables.dialect.name == "sqlite" else self._lock()
+
+    def _lock(self) -> tuple[RelayRow, bool]:
         if self.begin:
             run(self.connection, self.begin)
         return self.tables.lock(self.connection)
+
+    def _take_turn(self, clock: Clock) -> tuple[RelayRow, bool]:
+        """Lock the file of SQLite, as often as asked for."""
+        connection, until = self.connection, clock.monotonic() + TURN_S_MAX
+        ((patience_ms,),), _ = run(connection, "PRAGMA busy_timeout")
+        run(connection, "PRAGMA busy_timeout = 0")
+        try:
+            while True:
+                try:
+                    return self._lock()
+                except Exception as error:
+                    if not self.tables.dialect.may_pass(error) or clock.monotonic() >= until:
+                        raise
+                clock.sleep(TURN_S)
+        finally:
+            run(connection, f"PRAGMA busy_timeout = {int(patience_ms)}")
 
 
 class RelayDatabase:
@@ -169,9 +190,11 @@ class RelayDatabase:
             found = work()
         except Exception as error:  # noqa: BLE001  the driver's, whatever it is
             self.close()
-            say = self._log.debug if self._has_failed else self._log.warning
-            say("outbox's database away", error=repr(error))
-            self._has_failed, self.refusal = True, error if isinstance(error, ConfigError) else None
+            refusal = error if isinstance(error, ConfigError) else None
+            is_new = self.refusal is None if refusal is not None else not self._has_failed
+            event = "outbox's database away" if refusal is None else "outbox cannot be relayed"
+            (self._log.warning if is_new else self._log.debug)(event, error=repr(error))
+            self._has_failed, self.refusal = True, refusal
             return None
         self._has_failed, self.refusal = False, None
         return found
@@ -181,10 +204,12 @@ class RelayDatabase:
             self._session = RelaySession.opened(self._outbox, self._connect, durability=self._durability)
         return self._session
 
-    def _peek(self) -> RelayRow | None:
+    def _peek(self) -> RelayRow:
         connection, tables, _ = self._open()
         row = tables.peek(connection)
         self._rollback()
+        if row is None:
+            raise ConfigError(f"table {tables.relay} has no row: call install() of the outbox once")
         return row
 
     def _backlog(self) -> Backlog:
@@ -194,29 +219,9 @@ class RelayDatabase:
         return found
 
     def _lock(self) -> Locked:
-        session = self._open()
-        if session.tables.dialect.name == "sqlite":
-            row, is_over = self._take_turn(session)
-        else:
-            row, is_over = session.lock()
+        row, is_over = self._open().lock(self._clock)
         is_due = self._clock.monotonic() - self._page_at >= IDLE_PAGE_S
         return Locked(row, is_over, is_due)
-
-    def _take_turn(self, session: RelaySession) -> tuple[RelayRow, bool]:
-        """Lock the file of SQLite, as often as asked for."""
-        connection, until = session.connection, self._clock.monotonic() + TURN_S_MAX
-        ((patience_ms,),), _ = run(connection, "PRAGMA busy_timeout")
-        run(connection, "PRAGMA busy_timeout = 0")
-        try:
-            while True:
-                try:
-                    return session.lock()
-                except Exception as error:
-                    if not session.tables.dialect.may_pass(error) or self._clock.monotonic() >= until:
-                        raise
-                self._clock.sleep(TURN_S)
-        finally:
-            run(connection, f"PRAGMA busy_timeout = {int(patience_ms)}")
 
     def _rollback(self) -> None:
         if self._session is not None:
@@ -224,7 +229,7 @@ class RelayDatabase:
 
     def _release(self, holder: str) -> None:
         session = self._open()
-        session.lock()
+        session.lock(self._clock)
         session.tables.release(session.connection, holder)
         session.connection.commit()
 

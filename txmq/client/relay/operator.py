@@ -27,7 +27,7 @@ from txmq.outbox.page import TopicKey
 from txmq.outbox.relay_core import OTHER_HOME, Chain, Outcome, RelayRow, Told
 from txmq.outbox.tables import Backlog, ListedRow
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.os_clock import OSRandom
+from txmq.runtime.os_clock import OSClock, OSRandom
 
 ADOPT_TRIES: Final = 3
 
@@ -226,10 +226,9 @@ class Operator:
         """One transaction, which begins with the lock on the relay row; whether its lease is in force."""
         try:
             if self._session is None:
-                self._session = RelaySession.opened(self.outbox, self._connect)
-                self._session.tables.require_shape(self._session.connection)
-                self._session.connection.rollback()
-            row, is_over = self._session.lock()
+                # Who operates a line that has stopped accepts what its relays have accepted.
+                self._session = RelaySession.opened(self.outbox, self._connect, durability="weak")
+            row, is_over = self._session.lock(OSClock())
             yield self._session, row, not is_over and row.holder is not None
             self._session.connection.commit()
         except BaseException:

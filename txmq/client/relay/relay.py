@@ -160,7 +160,6 @@ class Relay:
     def forked(self) -> None:
         """In a forked child, which has no such thread: its connections are the parent's."""
         self._has_ended = True
-        self.outbox.remove_relay(self.wake)
         self._database.forked()
 
     # --- the thread --------------------------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ class Relay:
                 except Exception as error:  # noqa: BLE001  the next turn begins with what the relay row says
                     self._log.error("outbox's relay failed", error=repr(error))
                     self._database.close()
-                    self._woken.wait(_LOOK_AGAIN_S)
+                    self._rest(_LOOK_AGAIN_S)
         finally:
             self.outbox.remove_relay(self.wake)
             self._database.unlock()
@@ -305,7 +304,7 @@ class Relay:
         assert self._stopped_at is not None
         while not self._is_ending:
             self._idle.set()
-            self._woken.wait(_LOOK_AGAIN_S)
+            self._rest(_LOOK_AGAIN_S)
             self._watch.look("the outbox has stopped")
             row = self._database.peek()
             if row is not None and _place(row) != _place(self._stopped_at):
