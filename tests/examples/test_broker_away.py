@@ -16,7 +16,8 @@ from txmq.testing.processes.mariadb import MariaDB
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 60
 SERVERS = {  # no programs: their own tests ask them
-    "order_service_sqlalchemy.py", "order_service_fastapi.py", "order_service_fastapi_aio.py", "order_service_flask.py", "order_service_starlette.py",
+    "order_service_fastapi.py", "order_service_fastapi_aio.py", "order_service_flask.py",
+    "order_service_sqlalchemy.py", "order_service_starlette.py",
 }  # fmt: skip
 NEEDS_SPARK = {"spark_audit_job.py"}  # begins with a session of Spark's
 WITHOUT_DATABASE = {

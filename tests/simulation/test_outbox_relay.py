@@ -20,7 +20,7 @@ FIRST = {
     "claim_not_forced": 8, "claim_overwritten": 2, "counted_ids": 1, "delete_up_to": 2, "floor": 2,
     "home_not_compared": 371, "no_claim": 0, "no_fence": 590, "no_idle_page": 346, "no_relay_lock": 4,
     "operator_no_lock": 1422, "outcome_alone": 133, "parked_key_passed": 5, "read_elsewhere": 16, "row_before_lock": 1,
-    "row_parked_alone": 6649, "rows_read_again": 1, "stop_not_compared": 8, "topics_not_asked": 4472,
+    "row_parked_alone": 4309, "rows_read_again": 1, "stop_not_compared": 8, "topics_not_asked": 4472,
     "unit_completed": 2, "unit_cut": 0,
 }  # fmt: skip
 HARMLESS = {"refusal_not_fenced"}  # a page is sent once, by one relay: nothing of it is on its way when it was refused
