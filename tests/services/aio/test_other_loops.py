@@ -94,13 +94,14 @@ def calls_of(one: Any, message: txmq.Message) -> list[tuple[str, Callable[[], An
                 if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             ]
             arguments = ("t",) * len(required)
-        found.append((full, partial(call, one, name, arguments)))
+        function = partial(call, one, name, arguments)
+        found.append((full, partial(function, connect=object) if name == "relay" else function))
     return found
 
 
-def call(one: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+def call(one: Any, name: str, arguments: tuple[Any, ...], **named: Any) -> Any:
     found = getattr(one, name)
-    return found(*arguments) if callable(found) else found
+    return found(*arguments, **named) if callable(found) else found
 
 
 async def awaited(work: Callable[[], Any]) -> None:

@@ -310,6 +310,13 @@ def guarded(connection: Any, guard: Guard) -> GuardedConnection:
     return GuardedConnection(of_driver(connection), guard)
 
 
+def behind_guard(connection: Any) -> Any:
+    """The driver's connection of a block's; any other is itself."""
+    return (
+        object.__getattribute__(connection, "_connection") if isinstance(connection, GuardedConnection) else connection
+    )
+
+
 def in_its_thread(connection: GuardedConnection, work: Callable[[], T]) -> T:
     """Run what uses a block's connection where that may be used."""
     guard: Guard = object.__getattribute__(connection, "_guard")

@@ -31,7 +31,7 @@ from txmq.outbox.outbox import commits_alone
 from txmq.runtime.threads import Lock
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_for, placeholder_of
-from txmq.xa.database.guarded_connection import GuardedConnection, doom
+from txmq.xa.database.guarded_connection import GuardedConnection, behind_guard, doom
 from txmq.xa.database.thread_connection import ThreadConnection
 
 T = TypeVar("T")
@@ -295,10 +295,10 @@ class DatabaseOffsetStore:
         own.commit()
 
     def _dialect(self, connection: Any) -> Dialect:
-        return dialect_for(driver_of(connection), self._dialect_name)
+        return dialect_for(driver_of(behind_guard(connection)), self._dialect_name)
 
     def _run(self, connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
-        driver = driver_of(connection)
+        driver = driver_of(behind_guard(connection))
         dialect = dialect_for(driver, self._dialect_name)
         words = _WORDS[dialect.name]
         for name, said in (
