@@ -17,7 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("python3.11", "python3.12", "python3.13", "python3.14")
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
-PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "cryptography", "mysqlclient", "sqlalchemy", "django")
+PACKAGES = (
+    "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "cryptography", "mysqlclient", "sqlalchemy", "django",
+)  # fmt: skip
 TESTS = (
     "tests/vectors", "tests/unit/aio", "tests/unit/client", "tests/unit/runtime", "tests/unit/broker/shell",
     "tests/unit/outbox", "tests/unit/xa", "tests/unit/test_public_api.py",

@@ -285,6 +285,7 @@ def let_commit_commit(connection: Any, dialect: Dialect) -> None:
         return
     inner = innermost(connection)
     if dialect.name == SQLITE.name and _sqlite_autocommit(inner) is not None:
+        inner.autocommit = True  # ends the transaction that autocommit=False keeps open
         inner.autocommit = _SQLITE_LEGACY
     elif hasattr(inner, "get_transaction_status") and not isinstance(inner, LoopConnection):  # psycopg2
         inner.autocommit = False
