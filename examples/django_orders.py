@@ -3,7 +3,7 @@
 docs/how-to/django.md has the same as a project, with a relay in a process of its own. Start a broker with
 ``txmq broker``, then, with what Django's DATABASES takes, as JSON::
 
-    pip install 'txmq[django]'
+    pip install '.[django]'
     python examples/django_orders.py '{"ENGINE": "django.db.backends.sqlite3", "NAME": "/tmp/orders.db"}'
     python examples/django_orders.py '{"ENGINE": "django.db.backends.mysql", "USER": "shop", "PASSWORD": "...",
         "NAME": "shop"}'
