@@ -72,7 +72,8 @@ def run(
       driver = "sqlite3"              # or any other DB-API module
       connect = { database = "/srv/orders.db" }
       # connect = { host = "db", user = "shop", passwd = { env = "PASS" } }
-      # what the service gives its outbox stands here, too: table, dialect; and its relay: durability
+      # what the service gives its outbox stands here, too: table, dialect
+      # durability = "weak"           # as in client.relay: see the page
 
     [bold]Examples[/bold]
 
