@@ -74,7 +74,7 @@ def _lent(orders_db: LastResource, database: Any) -> Iterator[list[Any]]:
     hooks, database.run_on_commit = database.run_on_commit, []
     try:
         database.set_autocommit(True)
-    except Error:  # lost behind the commit, so this is no failure of the block
+    except Error:  # lost after the commit, so this is no failure of the block
         database.close()
     database.run_on_commit = hooks
     database.run_and_clear_commit_hooks()

@@ -48,7 +48,7 @@ from .world import SITUATIONS, Simulation, Violation
 TOPICS = {"t0": 2, "t1": 1}
 SECONDS = 2.5
 COPIED_S, RESTORED_S = (0.1, 1.2), (1.3, 2.2)
-ADOPTED_S_MAX = 1.0  # behind the restore
+ADOPTED_S_MAX = 1.0  # after the restore
 _IN_DOUBT = (TransactionState.PREPARED, TransactionState.PLACING)
 SITUATIONS_OF_RESTORES = frozenset(
     {

@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Engine, MetaData, create_engine, select, text
+from sqlalchemy import Engine, MetaData, create_engine, event, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlmodel import Field, SQLModel
@@ -205,6 +205,20 @@ def test_sqlmodel_sends_with_the_number_of_a_new_row(engine: Engine) -> None:
         models.send(session, "orders", b"%d" % (order.id or 0))
         session.commit()
         assert session.scalars(select(models.messages.c.value)).all() == [b"%d" % (order.id or 0)]
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE"])
+def test_serializable_transaction_reads_nothing_that_others_write(engine: Engine, level: str) -> None:
+    models = MetaData()
+    chosen = Outbox(models)
+    models.create_all(engine)
+    statements: list[str] = []
+    at_level = engine.execution_options(isolation_level=level)
+    event.listen(at_level, "before_cursor_execute", lambda *one: statements.append(one[2].lower()))
+    with Session(at_level) as session:
+        chosen.send(session, "orders", b"x")
+        session.commit()
+    assert any("min(" in one for one in statements) == (level != "SERIALIZABLE")
 
 
 def test_messages_of_sessions_arrive_once_in_order(engine: Engine, broker: BrokerProcess) -> None:

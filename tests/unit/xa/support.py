@@ -22,7 +22,7 @@ NAME = "orders-db"
 
 
 class Connection(sqlite3.Connection):
-    """A connection whose COMMIT can fail: ``fail_before`` is raised in its place, ``fail_behind`` behind it.
+    """A connection whose COMMIT can fail: ``fail_before`` is raised in its place, ``fail_behind`` after it.
 
     One that the collector finds is closed without a word: Python 3.13 would blame whatever test runs then.
     """

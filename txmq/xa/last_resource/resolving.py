@@ -21,7 +21,7 @@ class Unresolved(NamedTuple):
     """A transaction of this process whose end has yet to reach the broker."""
 
     txid: str
-    outcome: str | None  # COMMITTED or ROLLED_BACK of ``marker_table``; None: the table is to be asked
+    outcome: str | None  # COMMITTED or ROLLED_BACK of ``marker_table``; None: the table must be asked
     deadline_ms: int
     on_resolved: Callable[[], None] = _nothing
     of: str | None = None  # the transaction of whose marker it is a part at another home
