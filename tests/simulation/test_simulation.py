@@ -1,4 +1,4 @@
-"""300 seeds in two processes; every situation must have been met by one of them; the same seed is the same history."""
+"""A hundred seeds in two processes; every situation is met by a seed; the same seed is the same history."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from tools.simulation.run import Result, simulate
 from tools.simulation.world import SITUATIONS
 from txmq.client.consumer.offsets.store import next_order
 
-SEEDS, SEEDS_AT_ONCE = 300, 50  # the rarest situation is met by seed 265; `make simulate` plays more
+SEEDS, SEEDS_AT_ONCE = 100, 50  # `make simulate` plays more
 FIRSTS = range(1, SEEDS + 1, SEEDS_AT_ONCE)
+# What the hundred do not meet is looked for here, and further on if histories have moved.
+RARE = (165, 105, 145, 128, 137)
 
 
 @cache
@@ -27,9 +29,16 @@ def test_promises_hold_over_fifty_seeds(first: int) -> None:
 
 
 @pytest.mark.timeout(1800)  # alone it plays all of them
-def test_every_situation_was_met_by_one_of_the_seeds() -> None:
-    met = frozenset().union(*(_campaign(first)[1] for first in FIRSTS))
-    assert not SITUATIONS - met, f"never met: {sorted(SITUATIONS - met)}"
+def test_every_situation_is_met_by_a_seed() -> None:
+    missing = SITUATIONS.difference(*(_campaign(first)[1] for first in FIRSTS))
+    for seed in (*RARE, *range(SEEDS + 1, 1001)):
+        if not missing:
+            return
+        result = simulate(seed)
+        assert result.error is None, report(result)
+        print(f"seed {seed} meets {sorted(missing & result.met)}")
+        missing -= result.met
+    raise AssertionError(f"never met: {sorted(missing)}")
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
