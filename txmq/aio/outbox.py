@@ -112,7 +112,7 @@ class Relay(Facade[relay.Relay]):
 
     @property
     def stopped(self) -> str | None:
-        """Why it sends nothing until an operator acts; None while all is well."""
+        """Why it sends nothing: database and broker are not of one history. None while all is well."""
         return self.inner.stopped
 
     @property

@@ -25,7 +25,7 @@ Invariants:
       known to be committed;
     * a claim is replaced only when its outcome is known for certain;
     * a unit is parked as refused only if the broker takes a page without it;
-    * nothing is sent after a stop, until an operator has said which side is right.
+    * nothing is sent after a stop, until an operator has said which side is right, or the two are read to agree again.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class RelayRow(NamedTuple):
     claim: str | None = None
     ids: tuple[Run, ...] = ()
     holder: str | None = None
+
+    def agrees_with(self, chain: str | None) -> bool:
+        """Whether the newest page that the broker has is the last one that is known here, or the one on its way."""
+        return chain == self.last or (self.claim is not None and chain == self.claim)
 
 
 class Locked(NamedTuple):
@@ -153,7 +157,8 @@ class Pause(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The chain is not this outbox's: tell the operator. Nothing comes after it."""
+    """The chain is not this outbox's: tell the operator. The turns end with it; who begins new ones sees to it that the
+    row has moved, or agrees with the chain."""
 
     row: RelayRow
     chain: str | None
@@ -381,7 +386,7 @@ class RelayCore:
         chain: tuple[str | None] | None = yield Chain(row.uuid)
         if chain is None:
             yield Pause(Why.BROKER)
-        elif chain[0] in (row.last, row.claim):
+        elif row.agrees_with(chain[0]):
             self._known = str(row.claim), chain[0] == row.claim
         elif (yield Peek()) == row:
             yield from self._stop(row, chain[0])
@@ -392,7 +397,7 @@ class RelayCore:
         now: RelayRow | None = yield Peek()
         if chain is None or now is None or now.claim != row.claim:
             return
-        if chain[0] not in (now.last, now.claim):
+        if not now.agrees_with(chain[0]):
             yield from self._stop(now, chain[0])
 
     def _stop(self, row: RelayRow, chain: str | None) -> Turns:

@@ -207,28 +207,37 @@ def test_copy_of_the_database_stops_and_sends_nothing(sqlite_shop: Shop, client:
     connection.close()
 
 
-def test_restored_broker_stops_the_line(sqlite_shop: Shop, tmp_path: Path) -> None:
+def test_restored_broker_stops_the_line_until_it_is_put_right(
+    sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.client.relay.relay._ASK_AGAIN_S_MIN", 1.0)
     with BrokerProcess(tmp_path / "data") as broker:
+
+        def put_in_place(name: str) -> None:
+            shutil.rmtree(tmp_path / "data")
+            shutil.copytree(tmp_path / name, tmp_path / "data")
+            broker.start()
+
         with txmq.connect(broker.address) as client:
             client.topics.create("orders")
-            with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
-                sqlite_shop.write(3)
-                relay.drain(DRAIN_S)
+            for name in ("older", "right"):
+                with Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
+                    sqlite_shop.write(3)
+                    relay.drain(DRAIN_S)
+                broker.stop()
+                shutil.copytree(tmp_path / "data", tmp_path / name)
+                broker.start()
         broker.stop()
-        shutil.copytree(tmp_path / "data", tmp_path / "kept")
-        broker.start()
+        put_in_place("older")
         with txmq.connect(broker.address) as client, Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
-            _expire(sqlite_shop)
             sqlite_shop.write(3)
-            relay.drain(DRAIN_S)
-        broker.stop()
-        shutil.rmtree(tmp_path / "data")
-        shutil.copytree(tmp_path / "kept", tmp_path / "data")
-        broker.start()
-        with txmq.connect(broker.address) as client, Relay(client, sqlite_shop.outbox, sqlite_shop.connect) as relay:
-            _expire(sqlite_shop)
             with pytest.raises(OutboxStoppedError):
                 relay.drain(DRAIN_S)
+            broker.stop()
+            put_in_place("right")
+            eventually(lambda: relay.stopped is None, "the relay goes on by itself")
+            relay.drain(DRAIN_S)
+            check(client, sqlite_shop.committed())
 
 
 def test_message_for_no_topic_is_parked_and_others_go_on(shop: Shop, client: txmq.Client) -> None:

@@ -262,6 +262,13 @@ class RelayBroker:
         """The newest page of the outbox."""
         return self._asked(lambda: (json.loads(bytes(self._repeat("outbox", step.uuid)))["last"],))
 
+    def agrees_with(self, row: RelayRow) -> bool:
+        """Whether a relay that has stopped there may go on: its home answers, and its newest page is the row's."""
+        if self.connect(row.home) in (None, OTHER_HOME):
+            return False
+        chain = self.chain(Chain(row.uuid))
+        return chain is not None and row.agrees_with(chain[0])
+
     def _repeat(self, verb: str, *arguments: str, extensions: dict[str, Any] | None = None) -> bytes:
         assert self._connection is not None
         return self._connection.repeat(verb, *arguments, timeout=TIMEOUT_S, extensions=extensions)

@@ -238,7 +238,7 @@ class Operator:
 
 def _agree(row: RelayRow, ends: Ends) -> bool:
     """Whether what the broker took last is what the database knows or has on its way."""
-    return ends.is_same_home and (ends.last == row.last or (row.claim is not None and ends.last == row.claim))
+    return ends.is_same_home and row.agrees_with(ends.last)
 
 
 def _ids_of(session: RelaySession, units: Sequence[int]) -> list[int]:

@@ -50,6 +50,8 @@ _AWAY_S_MIN: Final = 0.050
 _AWAY_S_MAX: Final = 2.0
 _HELD_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 1.0
+_ASK_AGAIN_S_MIN: Final = 10.0  # whether a broker was put right: it is asked seldom, and ever more so
+_ASK_AGAIN_S_MAX: Final = 120.0
 _RENEW_EVERY_S: Final = 3.0
 _TOPICS_S: Final = 30.0
 _CLOSE_S: Final = 10.0
@@ -63,7 +65,8 @@ class Relay:
         durability: ``weak`` accepts a database that may lose commits in a power loss, which may stop the line then.
 
     Attributes:
-        stopped: why it sends nothing until an operator acts; None while all is well.
+        stopped: why it sends nothing: database and broker are not of one history. It goes on when an operator has
+            acted, or when the two agree again. None while all is well.
         sent: how many messages it has taken to the broker.
 
     Thread safety: any thread.
@@ -118,7 +121,7 @@ class Relay:
             timeout: seconds.
 
         Raises:
-            OutboxStoppedError: the relay has stopped: an operator says which side is right.
+            OutboxStoppedError: the relay has stopped: an operator says which side is right, or puts one right.
             ConfigError: the outbox is not installed, or its database may lose commits.
             RequestTimeoutError: messages still wait; they stay in the database.
             ClosedError: the relay has ended.
@@ -194,7 +197,7 @@ class Relay:
             try:
                 step = turns.send(result)
             except StopIteration:
-                self._await_operator()
+                self._await_agreement()
                 return
 
     def _carry_out(self, step: Any) -> Any:
@@ -288,7 +291,8 @@ class Relay:
         self.stopped = (
             f"outbox {self.outbox.name!r} has stopped, no message was lost: the broker's newest page is "
             f"{step.chain or 'none'}, this database knows {step.row.last or 'none'} and {step.row.claim or 'none'}. "
-            "One of the two was restored, or this database is a copy: an operator says which one is right"
+            "One of the two was restored, or this database is a copy: an operator says which one is right. "
+            "If the broker is put right, the line goes on by itself"
         )
         self._log.error(
             "outbox stopped", uuid=step.row.uuid, chain=step.chain, last=step.row.last, claim=step.row.claim,
@@ -296,21 +300,32 @@ class Relay:
         )  # fmt: skip
         self._stopped_at = step.row
 
-    def _await_operator(self) -> None:
-        """Look now and then whether the line has gone on: an operator has adopted it, or another relay was right.
+    def _await_agreement(self) -> None:
+        """Look now and then whether the line may go on: it was adopted, another relay was right, or the broker was put
+        right.
 
-        A relay that stops, too, has changed the claim, and no more.
+        A relay that stops, too, has changed the claim, and no more. Nothing is sent here, nor fenced: the turns that
+        follow begin as those of a relay that was just started.
         """
         assert self._stopped_at is not None
+        pause_s = _ASK_AGAIN_S_MIN
+        ask_at = self._clock.monotonic() + pause_s
         while not self._is_ending:
             self._idle.set()
             self._rest(_LOOK_AGAIN_S)
             self._watch.look("the outbox has stopped")
             row = self._database.peek()
-            if row is not None and _place(row) != _place(self._stopped_at):
+            if row is None:
+                continue
+            has_moved = _place(row) != _place(self._stopped_at)
+            if not has_moved and self._clock.monotonic() < ask_at:
+                continue
+            if has_moved or self._broker.agrees_with(row):
                 self.stopped = None
                 self._log.info("outbox goes on", uuid=row.uuid)
                 return
+            pause_s = min(_ASK_AGAIN_S_MAX, pause_s * 2)
+            ask_at = self._clock.monotonic() + pause_s
 
 
 def _place(row: RelayRow) -> tuple[str, str, str | None]:
