@@ -148,7 +148,7 @@ class Client:
         self._checks: dict[str, CheckBacks] = {}  # by producer group
         self._ordered: list[OrderedMessageProducer] = []
         self._relays: list[Relay] = []
-        self._closed = False
+        self._closed = self._is_exiting = False
         watch_forks(self)
 
     def _forget_topic(self, name: str) -> None:
@@ -257,13 +257,16 @@ class Client:
 
         Raises:
             ConfigError: an argument is none of these.
+            ClosedError: the client is closed, or closes.
         """
         require_kind("outbox", outbox, Outbox, "txmq.Outbox(...)")
         require_function("connect", connect, "a function that opens a connection")
         require_choice("durability", durability, ("forced", "weak"))
-        self._refuse_closed()
-        began = Relay(self, outbox, connect, durability=durability)
-        with self._lock:
+        with self._lock:  # one that closes has asked its relays to end, or will ask this one
+            self._refuse_closed()
+            if self._is_exiting:
+                raise ClosedError("the client closes")
+            began = Relay(self, outbox, connect, durability=durability)
             self._relays = [*(known for known in self._relays if not known.has_ended), began]
         return began
 
@@ -486,6 +489,7 @@ class Client:
         Relays end, so that others need not wait for them.
         """
         with self._lock:
+            self._is_exiting = True
             relays, self._relays = self._relays, []
         for relay in relays:
             relay.ask_to_end()

@@ -6,6 +6,7 @@ What becomes of messages when processes die: ``test_relay.py``.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,31 @@ def test_client_that_closes_leaves_the_line_to_the_next(
     with client.relay(outbox, connect=sqlite) as relay:
         relay.drain(DRAIN_S)
     assert values(client, topic) == [b"one", b"two"]
+
+
+def test_client_that_closes_takes_no_more_relays(
+    shared_broker: BrokerProcess, sqlite: Connect, opened: list[Any]
+) -> None:
+    outbox, _ = installed(sqlite, opened)
+    reached, free = threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        reached.set()
+        free.wait(DRAIN_S)
+        return sqlite()
+
+    client = txmq.connect(shared_broker.address)
+    first = client.relay(outbox, connect=slow)
+    assert reached.wait(DRAIN_S)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    try:
+        eventually(lambda: first._is_ending, "the client closes")
+        with pytest.raises(ClosedError, match="closes"):
+            client.relay(outbox, connect=sqlite)
+    finally:
+        free.set()
+        closing.join()
 
 
 def test_relay_of_forked_child_is_over_the_parents_goes_on(
