@@ -69,6 +69,21 @@ def test_copy_proves_no_rollback_and_says_so_once(world: LastResourceFixture, ca
     assert world.home.states() == {txid: "rolled-back"}
 
 
+def test_database_that_is_outdated_again_is_told_of_again(
+    world: LastResourceFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolver = world.resolver()
+    resolver._resource_resolvers[0]._clock = world.home.clock
+    for number in range(1, 3):
+        resolver.run_once()  # it goes on here
+        resource_at(copied(world, f"copy{number}.db")).install(world.home, adopt=True)
+        world.home.clock.advance(DRAW_EVERY_S + 1)
+        resolver.run_once()
+        assert [line["event"] for line in said(caplog) if line["level"] == "error"] == ["rollback not proved"]
+        world.new_resource().install(world.home, adopt=True)
+        world.home.clock.advance(DRAW_EVERY_S + 1)
+
+
 def test_a_committed_marker_proves_a_commit_wherever_it_is(world: LastResourceFixture) -> None:
     """Behind more undecided ones than a round has patience for."""
     copied_and_gone_on(world)

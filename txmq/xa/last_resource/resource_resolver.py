@@ -332,6 +332,7 @@ class LastResourceResolver:
         fence = Fence(self._open(), f"{self._client.session.home:016x}", self._client.control, self.resource.new_token)
         try:
             fence.draw()
+            self._is_strange = False
         except StrangeServerError as error:
             self._strange(error)
         except Exception:
