@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
@@ -195,9 +196,13 @@ class Outbox:
             if now - self._looked < LOOK_EVERY_S:
                 return
             self._looked = now
-        if tables.count_above(connection, self.rows_max):
+        if tables.count_above(partial(self._ask, connection), self.rows_max):
             self._looked = float("-inf")
             raise OutboxFullError(f"outbox {self.name!r}: more than {self.rows_max} messages wait: does a relay run?")
+
+    def _ask(self, connection: Any, statement: str) -> Sequence[Any]:
+        """The rows of a statement that the application has not asked for."""
+        return run(connection, statement)[0]
 
 
 class OutboxTransaction:

@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -197,25 +197,28 @@ class OutboxTables:
                 parameters += [unit, row.topic, row.key, row.value, encoded_headers(row.headers)]
             self._run(connection, f"INSERT INTO {self.name} ({_COLUMNS}) VALUES {values}", parameters)  # noqa: S608
 
-    def count_above(self, connection: Connection, rows_max: int) -> bool:
+    def count_above(self, ask: Callable[[str], Sequence[Any]], rows_max: int) -> bool:
         """Whether more rows than that wait; they are counted only if their ids may be so many.
 
         Not asked in a serializable transaction: what it has read there makes writers wait for it, and fail.
+
+        Args:
+            ask: runs a statement in the application's transaction, and gives its rows.
         """
-        if self._is_serializable(connection):
+        if self._is_serializable(ask):
             return False
-        ((lowest, highest),), _ = run(connection, f"SELECT MIN(id), MAX(id) FROM {self.name}")  # noqa: S608
+        ((lowest, highest),) = ask(f"SELECT MIN(id), MAX(id) FROM {self.name}")  # noqa: S608
         if lowest is None or int(highest) - int(lowest) < rows_max:
             return False
-        ((count,),), _ = run(connection, f"SELECT COUNT(*) FROM {self.name}")  # noqa: S608
+        ((count,),) = ask(f"SELECT COUNT(*) FROM {self.name}")  # noqa: S608
         return int(count) > rows_max
 
-    def _is_serializable(self, connection: Connection) -> bool:
+    def _is_serializable(self, ask: Callable[[str], Sequence[Any]]) -> bool:
         if self.dialect.name == "mysql":
-            found = mysql_variables(connection, "transaction_isolation", "tx_isolation")
-            return "SERIALIZABLE" in found.values()
+            found = ask("SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')")
+            return any(text(level) == "SERIALIZABLE" for _, level in found)
         if self.dialect.name == "postgresql":
-            return bool(run(connection, "SELECT current_setting('transaction_isolation') = 'serializable'")[0][0][0])
+            return bool(ask("SELECT current_setting('transaction_isolation') = 'serializable'")[0][0])
         return False
 
     # --- the relay's side --------------------------------------------------------------------------------------------

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine, MetaData, bindparam, event, false, func, insert, select, text
+from sqlalchemy import Connection, Dialect, Engine, MetaData, bindparam, event, false, insert, select, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.sql.expression import TextClause
 
-from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
+from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.codec import Codec, encoder_of
-from txmq.outbox.outbox import LOOK_EVERY_S, ROWS_MAX, commits_alone, new_uuid
+from txmq.outbox.outbox import ROWS_MAX, commits_alone, new_uuid
 from txmq.outbox.outbox import Outbox as PlainOutbox
-from txmq.outbox.tables import DEFAULT_TABLE, NewRow, encoded_headers
+from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables, encoded_headers
 from txmq.sqlalchemy.session_messages import Place, SessionMessages
 from txmq.sqlalchemy.tables import NowMs, tables_in
-from txmq.xa.database.dialects import SQLITE
+from txmq.xa.database.dialects import SQLITE, dialect_for
 
 AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
 Bind = Engine | Connection | AsyncEngine | AsyncConnection
@@ -60,13 +60,20 @@ class Outbox(PlainOutbox):
         if metadata.schema and "." not in table:
             table = f"{metadata.schema}.{table}"
         super().__init__(name, table=table, rows_max=rows_max)
-        self._encode, self._looked_at = encoder_of(codec), float("-inf")
+        self._encode = encoder_of(codec)
         try:
             self.messages, self.parked, self.relay = tables_in(metadata, table)
         except InvalidRequestError as error:
             raise ConfigError(f"the metadata has a table {table} or one beside it: give table=, one each") from error
         self._statements: dict[tuple[str, int], TextClause] = {}
         event.listen(self.relay, "after_create", self._insert_relay_row)
+
+    def tables(self, connection: Any) -> OutboxTables:
+        """The tables, as SQLAlchemy's connection or one of a driver sees them."""
+        if isinstance(connection, Connection):
+            dialect = connection.dialect.name
+            return OutboxTables(self.table, dialect_for(None, "mysql" if dialect == "mariadb" else dialect), "?")
+        return super().tables(connection)
 
     def install(self, connection: Any) -> None:
         """Create what is missing of the tables. Idempotent.
@@ -138,9 +145,6 @@ class Outbox(PlainOutbox):
     def require_room(self, connection: Connection) -> None:
         """Refuse a connection on which the message would commit alone, or a table that is full.
 
-        Whether it is full is not asked in a serializable transaction: what it has read there makes writers wait for it,
-        and fail. SQLite, where each is one, has one writer at a time anyhow.
-
         Raises:
             TransactionStateError: it is in autocommit.
             OutboxFullError: too many messages wait.
@@ -150,19 +154,12 @@ class Outbox(PlainOutbox):
                 f"outbox {self.name!r}: the engine is in AUTOCOMMIT, the message would commit alone: give the session "
                 "an engine with transactions"
             )
-        now = self._clock.monotonic()
-        if now - self._looked_at < LOOK_EVERY_S:
-            return
-        if connection.dialect.name != "sqlite" and connection.get_isolation_level() == "SERIALIZABLE":
-            return
-        lowest, highest = connection.execute(select(func.min(self.messages.c.id), func.max(self.messages.c.id))).one()
-        if lowest is not None and highest - lowest >= self.rows_max:
-            count = connection.execute(select(func.count()).select_from(self.messages)).scalar_one()
-            if count > self.rows_max:
-                raise OutboxFullError(
-                    f"outbox {self.name!r}: more than {self.rows_max} messages wait: does a relay run?"
-                )
-        self._looked_at = now
+        self._look(connection, self.tables(connection))
+
+    def _ask(self, connection: Any, statement: str) -> Sequence[Any]:
+        if isinstance(connection, Connection):
+            return connection.exec_driver_sql(statement).all()
+        return super()._ask(connection, statement)
 
     def write(self, connection: Connection, rows: list[NewRow], unit: int) -> None:
         """Write messages in the open transaction, by one statement."""

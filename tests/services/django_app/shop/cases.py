@@ -370,6 +370,11 @@ class IsolatedCase(TestCase):  # type: ignore[misc]
             with self.assertNumQueries(1):
                 send(TOPIC, b"ada")
 
+    def test_driver_s_own_connection_is_taken(self) -> None:
+        sending.outbox_of("default")._looked = float("-inf")
+        sending.outbox_of("default").send(connection.connection, TOPIC, b"ada")
+        self.assertEqual([row.value for row in sent()], [b"ada"])
+
     @override_settings(TXMQ={"CODEC": "json"})  # type: ignore[untyped-decorator]
     def test_codec_makes_bytes_of_values(self) -> None:
         send(TOPIC, {"customer": "ädä", "total": 3})
