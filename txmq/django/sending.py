@@ -79,8 +79,7 @@ def send(
             f"transaction.atomic(using={using!r}):` around it and the rows that belong to it, or set ATOMIC_REQUESTS"
         )
     connection.validate_no_broken_transaction()
-    codec = configured().codec
-    content = value if codec is None else codec(value)
+    content = configured().encode(value)
     unit = _unit_of(connection)
     if unit.rows >= UNIT_ROWS_MAX:
         _count_again(unit)

@@ -10,7 +10,6 @@ ROWS_MAX    beyond so many messages that wait ``send`` refuses more
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,10 +22,11 @@ from txmq.addresses import is_ensemble, parse_bootstrap, parse_ensemble
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.model import is_valid_name
+from txmq.outbox.codec import encoder_of
 from txmq.outbox.outbox import ROWS_MAX
 
-Codec = Callable[[Any], bytes]
 KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX")
+AS_IS: Final = encoder_of(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Settings:
 
     bootstrap: str | None = None
     name: str | None = None
-    codec: Codec | None = None
+    encode: Callable[[Any], Any] = AS_IS
     rows_max: int = ROWS_MAX
 
     def name_of(self, alias: str) -> str:
@@ -53,7 +53,7 @@ def configured() -> Settings:
     for problem in problems(given):
         raise ConfigError(problem)
     return Settings(
-        given.get("BOOTSTRAP"), given.get("NAME"), _codec(given.get("CODEC")), given.get("ROWS_MAX", ROWS_MAX)
+        given.get("BOOTSTRAP"), given.get("NAME"), _encoder(given.get("CODEC")), given.get("ROWS_MAX", ROWS_MAX)
     )
 
 
@@ -80,9 +80,10 @@ def _problem(key: str, value: Any) -> str | None:
     if key == "ROWS_MAX":
         return None if type(value) is int and value > 0 else f"{shown}: expected a number of messages, at least 1"
     try:
-        return None if callable(_codec(value)) else f"{shown}: expected 'json', a callable, or the dotted path of one"
-    except ImportError as error:
+        _encoder(value)
+    except (ImportError, ConfigError) as error:
         return f"{shown}: expected 'json', a callable, or the dotted path of one: {error}"
+    return None
 
 
 def _problem_of_address(value: Any) -> str | None:
@@ -95,19 +96,5 @@ def _problem_of_address(value: Any) -> str | None:
     return None
 
 
-def _codec(given: Any) -> Any:
-    if given == "json":
-        return as_json
-    return import_string(given) if isinstance(given, str) else given
-
-
-def as_json(value: Any) -> bytes:
-    """JSON, with dates, decimals and UUIDs as Django writes them.
-
-    Raises:
-        ConfigError: the value is none.
-    """
-    try:
-        return json.dumps(value, cls=DjangoJSONEncoder, separators=(",", ":"), ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the value of a message is not JSON: {error}") from error
+def _encoder(given: Any) -> Callable[[Any], Any]:
+    return encoder_of(import_string(given) if isinstance(given, str) and given != "json" else given, DjangoJSONEncoder)

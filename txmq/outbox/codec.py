@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from txmq.errors import ConfigError
@@ -12,8 +13,11 @@ Codec = Literal["json"] | Callable[[Any], bytes] | None
 """``"json"``, a function of the application's, or None: values are bytes already."""
 
 
-def encoder_of(codec: Codec) -> Callable[[Any], Any]:
+def encoder_of(codec: Codec, json_encoder: type[json.JSONEncoder] | None = None) -> Callable[[Any], Any]:
     """What a value goes through before it is written.
+
+    Args:
+        json_encoder: writes what JSON has no word for; None: that is refused.
 
     Raises:
         ConfigError: there is no such codec.
@@ -21,14 +25,19 @@ def encoder_of(codec: Codec) -> Callable[[Any], Any]:
     if codec is None:
         return lambda value: value
     if codec == "json":
-        return _json
+        return partial(as_json, json_encoder=json_encoder)
     if callable(codec):
         return codec
     raise ConfigError(f'codec={codec!r}: expected "json", a function of the value that gives bytes, or None')
 
 
-def _json(value: Any) -> bytes:
+def as_json(value: Any, json_encoder: type[json.JSONEncoder] | None = None) -> bytes:
+    """JSON as an outbox writes it.
+
+    Raises:
+        ConfigError: the value is none.
+    """
     try:
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+        return json.dumps(value, cls=json_encoder, separators=(",", ":"), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the value of a message is not JSON: {error}") from error

@@ -10,16 +10,18 @@ import uuid
 from typing import Any
 
 import pytest
+from django.core.serializers.json import DjangoJSONEncoder
 
-from txmq.django.settings import as_json, problems
+from txmq.django.settings import problems
 from txmq.errors import ConfigError
+from txmq.outbox.codec import encoder_of
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {}, {"BOOTSTRAP": "txmq://broker1,broker2:9"}, {"BOOTSTRAP": "zk://one,two/place"}, {"NAME": "shop"},
-        {"CODEC": "json"}, {"CODEC": str.encode}, {"CODEC": "txmq.django.settings.as_json"}, {"ROWS_MAX": 1},
+        {"CODEC": "json"}, {"CODEC": str.encode}, {"CODEC": "txmq.outbox.codec.as_json"}, {"ROWS_MAX": 1},
         {"NAME": None, "CODEC": None},
     ],
 )  # fmt: skip
@@ -53,9 +55,10 @@ def test_what_is_wrong_is_named(given: Any, words: str) -> None:
 def test_json_is_written_as_django_writes_it() -> None:
     number = uuid.UUID(int=1)
     value = {"at": datetime.date(2026, 11, 29), "total": decimal.Decimal("9.50"), "id": number, "who": "ädä"}
-    assert as_json(value).decode() == '{"at":"2026-11-29","total":"9.50","id":"' + str(number) + '","who":"ädä"}'
+    encode = encoder_of("json", DjangoJSONEncoder)
+    assert encode(value).decode() == '{"at":"2026-11-29","total":"9.50","id":"' + str(number) + '","who":"ädä"}'
     with pytest.raises(ConfigError, match="not JSON"):
-        as_json(b"bytes")
+        encode(b"bytes")
 
 
 def test_txmq_and_its_outbox_load_nothing_of_django() -> None:
