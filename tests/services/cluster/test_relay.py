@@ -19,6 +19,7 @@ from txmq.client.relay import broker as relay_broker
 from txmq.client.relay.relay import Relay
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import BEHIND
+from txmq.outbox.relay_core import RelayRow
 from txmq.outbox.tables import AWAY
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -184,6 +185,19 @@ def test_unit_over_a_request_is_streamed_to_both_homes(shop: Shop) -> None:
     for place in (0, 1):
         assert shop.values(place) == [0] * 6 + [1] * 6
     assert shop.parked() == []
+
+
+def test_lease_is_renewed_while_a_branch_is_streamed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.client.relay.relay._RENEW_EVERY_S", 0.0)
+    renewed: list[RelayRow] = []
+    with shop.relay() as relay:
+        shop.write(1)
+        relay.drain(DRAIN_S)
+        monkeypatch.setattr(relay._database, "renew", renewed.append)
+        there = next(place for place in (0, 1) if shop.homes[place] != shop.anchor())
+        shop.write(1, places=(there,) * 6, size=300_000)
+        relay.drain(DRAIN_S)
+    assert len(renewed) > 1
 
 
 def test_branch_home_may_forget_pages_that_are_told(shop: Shop) -> None:

@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.transaction.homes import RoutedTransaction
-from txmq.client.transaction.messages import EncodedPart, MessageBuffer
+from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.ports import RelayClient
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
@@ -80,12 +81,12 @@ class PageTransaction(RoutedTransaction):
 
         Args:
             stated: what the decision says of the outbox.
-            on_part: called after each part that is sent ahead.
+            on_part: called after each part that is sent ahead, to whichever home.
 
         Raises:
             TxmqError: refused, or not answered.
         """
-        self._on_part = on_part
+        self.on_part = partial(_part_was_sent, on_part)
         self.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / SIZE_PER_S
         if not self._routes.is_lone:
             for home in self.owners(messages):
@@ -96,7 +97,7 @@ class PageTransaction(RoutedTransaction):
         homes = self.prepare_branches()
         crash_point("relay.page.prepared")
         if not self.fits_one_request(parts):
-            self.stream(parts)
+            super(RoutedTransaction, self).stream(parts)  # what is for other homes has gone there
             parts = []
         fields = stated | self._floor() | self._fields()
         if homes:
@@ -127,12 +128,10 @@ class PageTransaction(RoutedTransaction):
         """All before it: a claim gives way to the next one only when its end is known, and told by the relay row."""
         return {"floor": self._counter - 1} if self._counter > 1 else {}
 
-    def stream(self, parts: Sequence[EncodedPart]) -> None:
-        """As of ``BrokerTransaction``, a part at a time; what is for other homes has gone there."""
-        for part in parts:
-            super(RoutedTransaction, self).stream([part])
-            crash_point("relay.page.part_sent")
-            self._on_part()
+
+def _part_was_sent(on_part: Callable[[], None]) -> None:
+    crash_point("relay.page.part_sent")
+    on_part()
 
 
 class RelayBroker:

@@ -58,6 +58,7 @@ class BrokerTransaction:
         may_have_arrived: a request that decides was sent and was not answered.
         acks: the offsets that are saved together with the messages.
         on_other_topic: called if a part is refused because its topic is another one, or another home's, by now.
+        on_part: called after each part that was sent ahead.
     """
 
     _session: ClientSession  # from ``attach`` on
@@ -70,6 +71,7 @@ class BrokerTransaction:
         self.may_have_arrived = False
         self.acks: SavedOffsets | None = None
         self.on_other_topic: Callable[[], None] | None = None
+        self.on_part: Callable[[], None] | None = None
         self._control = home.control
         self._is_attached = False
         self._counter = 0
@@ -236,6 +238,8 @@ class BrokerTransaction:
             # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
             self.streamed.add(part.batch)
             self._call(self._wait_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
+            if self.on_part is not None:
+                self.on_part()
 
     def fits_one_request(self, parts: Sequence[EncodedPart], beside_bytes: int = 0) -> bool:
         """Whether the parts can go with the decision, and with ``beside_bytes`` of something else."""

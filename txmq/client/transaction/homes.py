@@ -64,6 +64,7 @@ class HomeBranch:
         self.home, self.broker = home, BrokerTransaction(home, clock, decides.timeout_s)
         self.commits = home.branch_commits
         self.broker.deadline, self.broker.on_other_topic = decides.deadline, decides.on_other_topic
+        self.broker.on_part = decides.on_part
         self.slots: Collection[TopicPartition] = ()
         self.parts: list[EncodedPart] = []
         self._preparing: Preparing | None = None
