@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from txmq.errors import ConfigError
 from txmq.model import is_valid_table
@@ -33,6 +33,8 @@ from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, pla
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
 RUNS_PER_STATEMENT: Final = 100
+KEY_PREFIX: Final = 255  # bytes and characters of which InnoDB keeps an index
+WHY_PREFIX: Final = 64
 ADOPTED: Final = "adopted: an operator says whether it was sent"
 AWAY: Final = "away: home "  # and its id
 IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
@@ -51,6 +53,8 @@ _TYPES: dict[str, dict[str, str]] = {
         "options": "",
     },
 }  # fmt: skip
+
+T = TypeVar("T")
 
 
 class NewRow(NamedTuple):
@@ -126,7 +130,11 @@ class OutboxTables:
             f"unit {d.number}, topic {d.text} NOT NULL, message_key {types['bytes']}, value {types['bytes']} NOT NULL, "
             f"headers {types['bytes']}, created_ms {d.number} NOT NULL"
         )
-        of_unit = f", INDEX {_plain(self.name)}_unit (unit)" if d.name == "mysql" else ""
+        name, keys, reasons = _plain(self.name), _plain(f"{self.parked}_key"), _plain(f"{self.parked}_why")
+        of_unit = of_parked = ""
+        if d.name == "mysql":
+            of_unit = f", INDEX {name}_unit (unit)"
+            of_parked = f", INDEX {keys} (message_key({KEY_PREFIX})), INDEX {reasons} (why({WHY_PREFIX}))"
         parked_id = "INTEGER" if d.name == "sqlite" else d.number
         relay = (
             f"id INTEGER NOT NULL PRIMARY KEY, uuid {d.text} NOT NULL, home {d.text} NOT NULL, last {d.text}, "
@@ -135,11 +143,16 @@ class OutboxTables:
         found = [
             f"CREATE TABLE IF NOT EXISTS {self.name} (id {types['id']}, {row}{of_unit}){types['options']}",
             f"CREATE TABLE IF NOT EXISTS {self.parked} (id {parked_id} NOT NULL PRIMARY KEY, {row}, "
-            f"why {types['long_text']} NOT NULL, since_ms {d.number} NOT NULL){types['options']}",
+            f"why {types['long_text']} NOT NULL, since_ms {d.number} NOT NULL{of_parked}){types['options']}",
             f"CREATE TABLE IF NOT EXISTS {self.relay} ({relay}){types['options']}",
         ]
         if d.name != "mysql":
-            found.append(f"CREATE INDEX IF NOT EXISTS {_plain(self.name)}_unit ON {self.name} (unit)")
+            by_hash = " USING hash" if d.name == "postgresql" else ""  # a key may be longer than its B-trees take
+            found += [
+                f"CREATE INDEX IF NOT EXISTS {name}_unit ON {self.name} (unit)",
+                f"CREATE INDEX IF NOT EXISTS {keys} ON {self.parked}{by_hash} (message_key)",
+                f"CREATE INDEX IF NOT EXISTS {reasons} ON {self.parked} (why)",
+            ]
         return tuple(found)
 
     def create(self, connection: Connection, uuid: str) -> None:
@@ -296,7 +309,7 @@ class OutboxTables:
         )
         wanted = set(ids)  # a lower id may have been committed since
         rows = [_row(fields) for fields in read if int(fields[0]) in wanted]
-        return Waiting(rows, self._cut(connection, rows), *self._held(connection))
+        return Waiting(rows, self._cut(connection, rows), self._held(connection, rows), self._room(connection))
 
     def _cut(self, connection: Connection, rows: Sequence[OutboxRow]) -> set[int]:
         """Units of these rows that have later ones, too."""
@@ -311,16 +324,28 @@ class OutboxTables:
             cut |= {int(unit) for (unit,) in found}
         return cut
 
-    def _held(self, connection: Connection) -> tuple[dict[TopicKey, int], int]:
-        """The lowest parked id of each key, and how many rows may still be parked."""
-        found, _ = self._run(
+    def _held(self, connection: Connection, rows: Sequence[OutboxRow]) -> dict[TopicKey, int]:
+        """Of each key of these rows that has parked rows the lowest parked id."""
+        held: dict[TopicKey, int] = {}
+        for some, marks in _parts(sorted({row.key for row in rows if row.key is not None})):
+            found, _ = self._run(
+                connection,
+                f"SELECT topic, message_key, MIN(id) FROM {self.parked} WHERE message_key IN ({marks}) "  # noqa: S608
+                "GROUP BY topic, message_key",
+                some,
+            )
+            held |= {(text(topic), bytes(key)): int(lowest) for topic, key, lowest in found}
+        return held
+
+    def _room(self, connection: Connection) -> int:
+        """How many rows may still be parked: those of ``adopt`` do not count, and may be a million."""
+        ((count,),), _ = self._run(
             connection,
-            "SELECT topic, message_key, MIN(id), SUM(CASE WHEN why = ? THEN 0 ELSE 1 END) "  # noqa: S608
-            f"FROM {self.parked} GROUP BY topic, message_key",
-            (ADOPTED,),
+            f"SELECT COUNT(*) FROM (SELECT 1 AS one FROM {self.parked} WHERE why < ? OR why > ? "  # noqa: S608
+            f"LIMIT {PARKED_MAX + 1}) AS others",
+            (ADOPTED, ADOPTED),
         )
-        held = {(text(topic), bytes(key)): int(lowest) for topic, key, lowest, _ in found if key is not None}
-        return held, PARKED_MAX - sum(int(count) for *_, count in found)
+        return PARKED_MAX - int(count)
 
     def park(self, connection: Connection, rows: Sequence[OutboxRow], why: str) -> None:
         """Take rows out of the line, under their ids."""
@@ -463,7 +488,7 @@ def away_reason(home: int) -> str:
     return f"{AWAY}{home:016x}"
 
 
-def _parts(ids: Sequence[int]) -> Iterator[tuple[list[int], str]]:
+def _parts(ids: Sequence[T]) -> Iterator[tuple[list[T], str]]:
     """As many as one statement takes, and a mark for each."""
     left = iter(ids)
     while some := list(islice(left, ROWS_PER_STATEMENT)):

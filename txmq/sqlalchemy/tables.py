@@ -24,7 +24,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from txmq.outbox.tables import OutboxTables
+from txmq.outbox.tables import KEY_PREFIX, WHY_PREFIX, OutboxTables
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 
 _MYSQL = ("mysql", "mariadb")
@@ -91,6 +91,8 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         *_columns_of_a_message(),
         Column("why", _LONG_TEXT, nullable=False),
         Column("since_ms", _NUMBER, nullable=False),
+        Index(f"{plain}_parked_key", "message_key", postgresql_using="hash", **_of_prefix(KEY_PREFIX)),
+        Index(f"{plain}_parked_why", "why", **_of_prefix(WHY_PREFIX)),
         **given,
     )  # fmt: skip
     relay = Table(
@@ -106,6 +108,10 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         **given,
     )  # fmt: skip
     return SchemaTables(messages, parked, relay)
+
+
+def _of_prefix(length: int) -> dict[str, Any]:
+    return {f"{name}_length": length for name in _MYSQL}
 
 
 def _columns_of_a_message() -> list[Column[Any]]:

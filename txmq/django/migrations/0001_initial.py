@@ -25,6 +25,8 @@ class CreateOutbox(Operation):  # type: ignore[misc]  # Django has no types
             return
         tables = outbox_of(connection.alias).tables(connection)
         for statement in tables.statements():
+            if statement.startswith("CREATE INDEX") and not schema_editor.collect_sql:
+                tables.require_shape(connection)
             schema_editor.execute(statement, params=None)
         if not schema_editor.collect_sql:
             tables.require_shape(connection)
