@@ -23,9 +23,11 @@ from txmq.outbox.tables import ADOPTED
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.mariadb import MariaDB
+from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa.database.dbapi import run
 
-from .databases import connector_of
+from .databases import connector_of, fields_of
 from .relaying import ROOT, started
 from .test_relay import DRAIN_S, KILLED, TABLES, Shop, check
 
@@ -208,6 +210,31 @@ def test_slow_operator_does_not_undo_what_another_did(sqlite_shop: Shop, client:
     with relay_of(client, sqlite_shop) as relay:
         relay.drain(DRAIN_S)
     check(client, sqlite_shop.committed())
+
+
+def test_adopt_needs_no_session_while_the_broker_is_asked(
+    client: txmq.Client, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL
+) -> None:
+    """MySQL ends one that is idle for ten seconds."""
+    shop, sessions = Shop(fields_of("mysqlclient", tmp_path, mariadb, postgresql)), list[int]()
+    shop.write(3)
+
+    def connect() -> Any:
+        connection = shop.connect()
+        sessions.append(connection.thread_id())
+        return connection
+
+    def end_sessions() -> None:
+        there, _ = run(shop.connection, "SELECT id FROM information_schema.processlist")
+        for session in {int(one) for (one,) in there} & set(sessions):
+            run(shop.connection, f"KILL {session}")
+
+    with Operator(shop.outbox, connect) as operator, at_moment("operator.settled", end_sessions):
+        adopted = operator.adopt(client, is_copy=True)
+    assert sessions
+    assert adopted is not None
+    assert adopted.parked == 2
+    shop.connection.close()
 
 
 def test_outbox_that_agrees_with_the_broker_is_not_adopted(sqlite_shop: Shop, client: txmq.Client) -> None:

@@ -136,7 +136,7 @@ class Operator:
         return len(ids)
 
     def ends(self, client: RelayClient, row: RelayRow, *, is_fenced: bool = False) -> Ends:
-        """What the broker says.
+        """What the broker says. It may take longer than the database lets a session of ours be idle: none is open then.
 
         Args:
             is_fenced: ask for the claim's outcome as well: a page on its way is taken before that, or never.
@@ -144,6 +144,7 @@ class Operator:
         Raises:
             TxmqError: it does not answer.
         """
+        self.close()
         with closing(RelayBroker(client, self.outbox)) as broker:
             home = _told(broker, broker.connect(row.home))
             is_same_home = home != OTHER_HOME
