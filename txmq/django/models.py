@@ -59,6 +59,9 @@ class Parked(_Message):
         db_table = f"{DEFAULT_TABLE}_parked"
         verbose_name, verbose_name_plural = "parked message", "parked messages"
         default_permissions = _READ_ONLY
+        permissions = (
+            ("release_parked", "Can release parked messages"), ("drop_parked", "Can drop parked messages"),
+        )  # fmt: skip
         ordering = ("id",)
 
     @property

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from txmq.django.sending import outbox_of
+from txmq.django.settings import configured
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ def relay(client: Client, using: str = DEFAULT_DB_ALIAS) -> Relay:
     Any number of processes may run one: one of them works, the others stand by. Begin it after ``fork``, in the worker.
 
     Raises:
-        ConfigError: the database has no outbox yet, or is SQLite's in memory.
+        ConfigError: the database has no outbox yet, or is SQLite's in memory; ``TXMQ`` is wrong.
         django.db.Error: the database is away.
     """
     require_outbox(using)
-    return client.relay(outbox_of(using), connect=connector(using))
+    return client.relay(outbox_of(using), connect=connector(using), durability=configured().durability)
 
 
 def require_outbox(using: str) -> None:

@@ -5,6 +5,7 @@ BOOTSTRAP   where the brokers are, as ``txmq.connect`` takes it: for ``manage.py
 NAME        names the outbox in the brokers' lists, together with the database's alias; by default the alias alone
 CODEC       what makes bytes of a value: ``"json"``, a callable, or the dotted path of one; by default values are bytes
 ROWS_MAX    beyond so many messages that wait ``send`` refuses more
+DURABILITY  ``"weak"`` lets relays work on a server that may lose commits in a power loss, which may stop the line then
 ==========  ======================================================================================================
 """
 
@@ -19,13 +20,15 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.module_loading import import_string
 
 from txmq.addresses import is_ensemble, parse_bootstrap, parse_ensemble
+from txmq.client.relay.database import Durability
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.model import is_valid_name
 from txmq.outbox.codec import encoder_of
 from txmq.outbox.outbox import ROWS_MAX
 
-KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX")
+KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX", "DURABILITY")
+DURABILITIES: Final[tuple[Durability, ...]] = ("forced", "weak")
 AS_IS: Final = encoder_of(None)
 
 
@@ -37,6 +40,7 @@ class Settings:
     name: str | None = None
     encode: Callable[[Any], Any] = AS_IS
     rows_max: int = ROWS_MAX
+    durability: Durability = "forced"
 
     def name_of(self, alias: str) -> str:
         """The name of a database's outbox."""
@@ -53,7 +57,11 @@ def configured() -> Settings:
     for problem in problems(given):
         raise ConfigError(problem)
     return Settings(
-        given.get("BOOTSTRAP"), given.get("NAME"), _encoder(given.get("CODEC")), given.get("ROWS_MAX", ROWS_MAX)
+        given.get("BOOTSTRAP"),
+        given.get("NAME"),
+        _encoder(given.get("CODEC")),
+        given.get("ROWS_MAX", ROWS_MAX),
+        given.get("DURABILITY", "forced"),
     )
 
 
@@ -77,6 +85,8 @@ def _problem(key: str, value: Any) -> str | None:
         return _problem_of_address(value)
     if key == "NAME":
         return None if isinstance(value, str) and is_valid_name(value) else f"{shown}: expected A-Z a-z 0-9 . _ -"
+    if key == "DURABILITY":
+        return None if value in DURABILITIES else f"{shown}: expected one of {', '.join(DURABILITIES)}"
     if key == "ROWS_MAX":
         return None if type(value) is int and value > 0 else f"{shown}: expected a number of messages, at least 1"
     try:

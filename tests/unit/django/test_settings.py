@@ -22,6 +22,7 @@ from txmq.outbox.codec import encoder_of
     [
         {}, {"BOOTSTRAP": "txmq://broker1,broker2:9"}, {"BOOTSTRAP": "zk://one,two/place"}, {"NAME": "shop"},
         {"CODEC": "json"}, {"CODEC": str.encode}, {"CODEC": "txmq.outbox.codec.as_json"}, {"ROWS_MAX": 1},
+        {"DURABILITY": "weak"},
         {"NAME": None, "CODEC": None},
     ],
 )  # fmt: skip
@@ -35,7 +36,7 @@ def test_what_is_right_has_no_problems(given: dict[str, Any]) -> None:
         ([], "TXMQ is a list: expected a dict"),
         ({"CODEX": "json"}, "unknown key 'CODEX'; did you mean 'CODEC'?"),
         ({"bootstrap": ""}, "unknown key 'bootstrap'; did you mean 'BOOTSTRAP'?"),
-        ({1: 2}, "known are BOOTSTRAP, NAME, CODEC, ROWS_MAX"),
+        ({1: 2}, "known are BOOTSTRAP, NAME, CODEC, ROWS_MAX, DURABILITY"),
         ({"BOOTSTRAP": "http://broker1"}, "TXMQ['BOOTSTRAP']: "),
         ({"BOOTSTRAP": 8123}, "TXMQ['BOOTSTRAP'] is a int"),
         ({"NAME": "my shop"}, "expected A-Z a-z 0-9 . _ -"),
@@ -45,6 +46,7 @@ def test_what_is_right_has_no_problems(given: dict[str, Any]) -> None:
         ({"CODEC": "txmq.django.settings.none"}, "expected 'json', a callable, or the dotted path of one"),
         ({"ROWS_MAX": 0}, "at least 1"),
         ({"ROWS_MAX": True}, "at least 1"),
+        ({"DURABILITY": "strong"}, "expected one of forced, weak"),
     ],
 )
 def test_what_is_wrong_is_named(given: Any, words: str) -> None:

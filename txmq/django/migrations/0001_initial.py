@@ -77,6 +77,9 @@ MODELS = [
         options={
             "verbose_name": "parked message", "verbose_name_plural": "parked messages",
             "db_table": "txmq_outbox_parked", "ordering": ("id",), "default_permissions": ("view",),
+            "permissions": (
+                ("release_parked", "Can release parked messages"), ("drop_parked", "Can drop parked messages"),
+            ),
         },
     ),
     migrations.CreateModel(

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 from unittest import mock
 
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.db import IntegrityError, connection, connections, transaction
@@ -22,7 +22,8 @@ import txmq
 from tests.services.django_app.shop.views import TOPIC, order
 from txmq.client.relay.relay import Relay
 from txmq.client.transaction.current import enclosing
-from txmq.django import relay, send, sending, stray_sends
+from txmq.django import checks, relay, send, sending, stray_sends
+from txmq.django.models import Parked
 from txmq.django.relaying import connector
 from txmq.django.testing import sent
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
@@ -221,6 +222,48 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         with self.assertRaises(OutboxFullError), transaction.atomic():
             order("dora")
         self.both(["ada", "ben", "cleo"])
+
+    @override_settings(TXMQ={"DURABILITY": "weak"})  # type: ignore[untyped-decorator]
+    def test_project_may_accept_a_database_that_loses_commits(self) -> None:
+        with txmq.connect("txmq://127.0.0.1:1", lazy=True) as client, relay(client) as running:
+            self.assertEqual(running._database._durability, "weak")
+        with mock.patch.object(checks, "_weakness", return_value="it forgets"):
+            self.assertEqual(checks.check_durability(["default"]), [])
+            with override_settings(TXMQ={}):
+                self.assertEqual(len(checks.check_durability(["default"])), 1)
+
+    def test_admin_releases_and_drops_whole_units_for_who_may(self) -> None:
+        clerk = User.objects.create_user("clerk", is_staff=True)
+        clerk.user_permissions.add(Permission.objects.get(codename="view_parked"))
+        for unit in ("ab", "cd", "ef"):
+            with transaction.atomic():
+                for letter in unit:
+                    send(TOPIC, letter.encode())
+        rows = {row.value.decode(): row.id for row in sent()}
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO txmq_outbox_parked SELECT o.*, 'refused', 0 FROM txmq_outbox o")
+            cursor.execute("DELETE FROM txmq_outbox")
+
+        def post(action: str, *letters: str, **more: str) -> str:
+            chosen = {"action": action, "_selected_action": [rows[letter] for letter in letters], **more}
+            return self.client.post("/admin/txmq/parked/", chosen, follow=True).content.decode()
+
+        def may(*names: str) -> None:
+            clerk.user_permissions.add(*Permission.objects.filter(codename__in=names))
+
+        self.client.force_login(clerk)
+        post("release", "a")
+        post("drop", "a", confirmed="yes")
+        self.assertEqual((messages(), Parked.objects.count()), ([], 6))
+        may("release_parked")
+        self.assertIn("2 messages wait again", post("release", "b"))
+        post("drop", "c", confirmed="yes")
+        self.assertEqual((messages(), Parked.objects.count()), (["a", "b"], 4))
+        may("drop_parked")
+        self.assertIn("deleted for good", post("drop", "c"))
+        self.assertEqual(Parked.objects.count(), 4)
+        self.assertIn("2 messages are dropped", post("drop", "c", confirmed="yes"))
+        self.assertEqual([bytes(row.value) for row in Parked.objects.all()], [b"e", b"f"])
 
     def test_unit_over_the_limit_is_refused_savepoints_counted_out(self) -> None:
         with mock.patch.object(sending, "UNIT_ROWS_MAX", 3), transaction.atomic():
