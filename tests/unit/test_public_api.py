@@ -58,7 +58,9 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     "clock=None, random=None",
     MySQLResource.install: "client=None, *, adopt=False",
     MySQLResource.using: "connection",
-    txmq.Outbox: "name='default', *, table='txmq_outbox', dialect=None, rows_max=1000000, clock=None",
+    txmq.Outbox: (
+        "name='default', *, table='txmq_outbox', dialect=None, rows_max=1000000, unit_bytes_max=67108864, clock=None"
+    ),
     txmq.Outbox.install: "connection",
     txmq.Outbox.send: "connection, topic, value, key=None, *, headers=None, unit=None",
     txmq.Outbox.send_many: "connection, messages, *, unit=None",
@@ -95,7 +97,9 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     send: "topic, value, key=None, headers=None, using='default'",
     relay: "client, using='default'",
     sent: "topic=None, using='default'",
-    OutboxOfSessions: "metadata, name='default', *, table='txmq_outbox', codec=None, rows_max=1000000",
+    OutboxOfSessions: (
+        "metadata, name='default', *, table='txmq_outbox', codec=None, rows_max=1000000, unit_bytes_max=67108864"
+    ),
     OutboxOfSessions.install: "connection",
     OutboxOfSessions.send: "session, topic, value, key=None, *, headers=None, bind=None",
     OutboxOfSessions.send_many: "session, messages, *, bind=None",

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 from txmq.aio.twin import Facade, twin
 from txmq.client.relay import relay
 from txmq.outbox import outbox
-from txmq.outbox.outbox import ROWS_MAX, Message, OutboxTransaction
+from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX, Message, OutboxTransaction
 from txmq.outbox.tables import DEFAULT_TABLE, Backlog
 from txmq.runtime.ports import Clock
 from txmq.runtime.strands import Host
@@ -44,9 +44,11 @@ class Outbox:
 
     def __init__(
         self, name: str = "default", *, table: str = DEFAULT_TABLE, dialect: str | None = None,
-        rows_max: int = ROWS_MAX, clock: Clock | None = None,
+        rows_max: int = ROWS_MAX, unit_bytes_max: int = UNIT_BYTES_MAX, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        self.inner = outbox.Outbox(name, table=table, dialect=dialect, rows_max=rows_max, clock=clock)
+        self.inner = outbox.Outbox(
+            name, table=table, dialect=dialect, rows_max=rows_max, unit_bytes_max=unit_bytes_max, clock=clock
+        )
         self._hosts = ThreadLocal()
 
     @property

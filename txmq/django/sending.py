@@ -19,7 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from txmq.django.settings import configured
 from txmq.errors import ConfigError, TransactionStateError
-from txmq.outbox.outbox import UNIT_ROWS_MAX, Outbox, new_unit
+from txmq.outbox.outbox import Outbox, new_row, new_unit, require_unit
 from txmq.outbox.tables import OutboxTables
 from txmq.xa.database.dialects import dialect_for
 
@@ -45,7 +45,8 @@ class _Unit:
     """The messages of a transaction; called when it has committed."""
 
     def __init__(self, alias: str, number: int | None) -> None:
-        self.alias, self.number, self.rows = alias, number, 0
+        self.alias, self.number = alias, number
+        self.rows = self.size_bytes = 0
 
     def __call__(self) -> None:
         outbox_of(self.alias).wake()
@@ -80,11 +81,17 @@ def send(
         )
     connection.validate_no_broken_transaction()
     content = configured().encode(value)
-    unit = _unit_of(connection)
-    if unit.rows >= UNIT_ROWS_MAX:
-        _count_again(unit)
-    outbox_of(using).send(connection, topic, content, key, headers=headers, unit=unit.number)
+    unit, outbox = _unit_of(connection), outbox_of(using)
+    size_bytes = new_row(topic, content, key, headers).size_bytes
+    try:
+        require_unit(unit.rows + 1, unit.size_bytes + size_bytes, outbox.unit_bytes_max)
+    except ConfigError:
+        if unit.number is not None:  # savepoints may have taken some back
+            unit.rows, unit.size_bytes = outbox.tables(connection).size_of_unit(connection, unit.number)
+        require_unit(unit.rows + 1, unit.size_bytes + size_bytes, outbox.unit_bytes_max)
+    outbox.send(connection, topic, content, key, headers=headers, unit=unit.number)
     unit.rows += 1
+    unit.size_bytes += size_bytes
 
 
 def outbox_of(using: str) -> DjangoOutbox:
@@ -94,12 +101,12 @@ def outbox_of(using: str) -> DjangoOutbox:
         ConfigError: ``TXMQ`` is wrong, or the database is of a kind that has no outbox.
     """
     settings = configured()
-    return _outbox(settings.name_of(using), connections[using].vendor, settings.rows_max)
+    return _outbox(settings.name_of(using), connections[using].vendor, settings.rows_max, settings.unit_bytes_max)
 
 
 @cache
-def _outbox(name: str, vendor: str, rows_max: int) -> DjangoOutbox:
-    return DjangoOutbox(name, dialect=vendor, rows_max=rows_max)
+def _outbox(name: str, vendor: str, rows_max: int, unit_bytes_max: int) -> DjangoOutbox:
+    return DjangoOutbox(name, dialect=vendor, rows_max=rows_max, unit_bytes_max=unit_bytes_max)
 
 
 def _unit_of(connection: Any) -> _Unit:
@@ -111,14 +118,3 @@ def _unit_of(connection: Any) -> _Unit:
     unit = _Unit(connection.alias, new_unit())
     connection.on_commit(unit)
     return unit
-
-
-def _count_again(unit: _Unit) -> None:
-    """Savepoints may have taken some back."""
-    from txmq.django.models import Waiting  # not before all apps are loaded
-
-    unit.rows = Waiting.objects.using(unit.alias).filter(unit=unit.number).count()
-    if unit.rows >= UNIT_ROWS_MAX:
-        raise ConfigError(
-            f"a transaction sends {UNIT_ROWS_MAX} messages at most, readers see them all at once: commit in between"
-        )

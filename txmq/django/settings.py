@@ -1,12 +1,13 @@
 """The setting ``TXMQ``: one dict, in which everything may be missing.
 
-==========  ======================================================================================================
-BOOTSTRAP   where the brokers are, as ``txmq.connect`` takes it: for ``manage.py txmq_relay``
-NAME        names the outbox in the brokers' lists, together with the database's alias; by default the alias alone
-CODEC       what makes bytes of a value: ``"json"``, a callable, or the dotted path of one; by default values are bytes
-ROWS_MAX    beyond so many messages that wait ``send`` refuses more
-DURABILITY  ``"weak"`` lets relays work on a server that may lose commits in a power loss, which may stop the line then
-==========  ======================================================================================================
+==============  ======================================================================================================
+BOOTSTRAP       where the brokers are, as ``txmq.connect`` takes it: for ``manage.py txmq_relay``
+NAME            names the outbox in the brokers' lists, together with the database's alias; by default the alias alone
+CODEC           what makes bytes of a value: ``"json"``, a callable, the dotted path of one; by default values are bytes
+ROWS_MAX        beyond so many messages that wait ``send`` refuses more
+UNIT_BYTES_MAX  of a transaction's messages; ``transaction_size_bytes_max`` of the brokers, at most
+DURABILITY      ``"weak"`` lets relays work on a server that may lose commits in a power loss: then the line may stop
+==============  ======================================================================================================
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.model import is_valid_name
 from txmq.outbox.codec import encoder_of
-from txmq.outbox.outbox import ROWS_MAX
+from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX
 
-KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX", "DURABILITY")
+KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX", "UNIT_BYTES_MAX", "DURABILITY")
 DURABILITIES: Final[tuple[Durability, ...]] = ("forced", "weak")
 AS_IS: Final = encoder_of(None)
 
@@ -40,6 +41,7 @@ class Settings:
     name: str | None = None
     encode: Callable[[Any], Any] = AS_IS
     rows_max: int = ROWS_MAX
+    unit_bytes_max: int = UNIT_BYTES_MAX
     durability: Durability = "forced"
 
     def name_of(self, alias: str) -> str:
@@ -61,6 +63,7 @@ def configured() -> Settings:
         given.get("NAME"),
         _encoder(given.get("CODEC")),
         given.get("ROWS_MAX", ROWS_MAX),
+        given.get("UNIT_BYTES_MAX", UNIT_BYTES_MAX),
         given.get("DURABILITY", "forced"),
     )
 
@@ -87,8 +90,8 @@ def _problem(key: str, value: Any) -> str | None:
         return None if isinstance(value, str) and is_valid_name(value) else f"{shown}: expected A-Z a-z 0-9 . _ -"
     if key == "DURABILITY":
         return None if value in DURABILITIES else f"{shown}: expected one of {', '.join(DURABILITIES)}"
-    if key == "ROWS_MAX":
-        return None if type(value) is int and value > 0 else f"{shown}: expected a number of messages, at least 1"
+    if key in ("ROWS_MAX", "UNIT_BYTES_MAX"):
+        return None if type(value) is int and value > 0 else f"{shown}: expected a number, at least 1"
     try:
         _encoder(value)
     except (ImportError, ConfigError) as error:

@@ -13,7 +13,7 @@ for an open transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -30,6 +30,7 @@ from txmq.xa.database.loop_connection import LoopConnection, driver_name
 from txmq.xa.database.thread_connection import ThreadConnection
 
 UNIT_ROWS_MAX: Final = 10_000
+UNIT_BYTES_MAX: Final = 64 << 20  # ``transaction_size_bytes_max`` of a broker that is not told otherwise
 ROWS_MAX: Final = 1_000_000
 LOOK_EVERY_S: Final = 1.0
 _MYSQL_IN_TRANSACTION: Final = 1568  # characteristics cannot be changed while a transaction is in progress
@@ -61,17 +62,19 @@ class Outbox:
         table: name of the table for messages; those beside it are named after it.
         dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
         rows_max: beyond so many rows that wait ``send`` refuses more.
+        unit_bytes_max: of a unit's keys, values and headers: ``transaction_size_bytes_max`` of the brokers, at most.
 
     Thread safety: any thread, each with a connection of its own.
     """
 
     def __init__(
         self, name: str = "default", *, table: str = DEFAULT_TABLE, dialect: str | None = None,
-        rows_max: int = ROWS_MAX, clock: Clock | None = None,
+        rows_max: int = ROWS_MAX, unit_bytes_max: int = UNIT_BYTES_MAX, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         if not is_valid_name(name):
             raise ConfigError(f"outbox name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
-        self.name, self.table, self.rows_max, self._dialect = name, table, rows_max, dialect
+        self.name, self.table, self._dialect = name, table, dialect
+        self.rows_max, self.unit_bytes_max = rows_max, unit_bytes_max
         self._clock: Clock = clock or OSClock()
         self._lock, self._looked = Lock(), float("-inf")
         self._wakes: tuple[Callable[[], None], ...] = ()
@@ -138,7 +141,7 @@ class Outbox:
 
         Durability: that of the application's COMMIT.
         """
-        self._write(connection, [_row(topic, value, key, headers)], unit)
+        self._write(connection, [new_row(topic, value, key, headers)], unit)
 
     def send_many(self, connection: Connection, messages: Sequence[Message], *, unit: int | None = None) -> None:
         """Write several as one unit, of 10,000 at most. Raises and durability: as ``send``.
@@ -146,7 +149,7 @@ class Outbox:
         Args:
             messages: (topic, value) or (topic, value, key).
         """
-        self._write(connection, [_row(*message) for message in messages], new_unit() if unit is None else unit)
+        self._write(connection, [new_row(*message) for message in messages], new_unit() if unit is None else unit)
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[OutboxTransaction]:
@@ -162,7 +165,7 @@ class Outbox:
         tables = self.tables(connection)
         if is_open(connection, tables.dialect):
             raise TransactionStateError(f"outbox {self.name!r}: a transaction is open on this connection already")
-        bounds, transaction = Bounds(connection, tables.dialect), OutboxTransaction()
+        bounds, transaction = Bounds(connection, tables.dialect), OutboxTransaction(self.unit_bytes_max)
         try:
             bounds.begin()
             yield transaction
@@ -178,8 +181,7 @@ class Outbox:
             self.wake()
 
     def _write(self, connection: Connection, rows: Sequence[NewRow], unit: int | None) -> None:
-        if len(rows) > UNIT_ROWS_MAX:
-            raise ConfigError(f"{len(rows)} messages are more than the {UNIT_ROWS_MAX} of a unit")
+        require_unit(len(rows), sum(row.size_bytes for row in rows), self.unit_bytes_max)
         tables = self.tables(connection)
         if commits_alone(connection, tables.dialect):
             raise TransactionStateError(
@@ -208,8 +210,14 @@ class Outbox:
 class OutboxTransaction:
     """A transaction of the application: what it sends is written before its COMMIT."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit_bytes_max: int = UNIT_BYTES_MAX) -> None:
         self.rows: list[NewRow] = []
+        self.size_bytes, self._unit_bytes_max = 0, unit_bytes_max
+
+    def add(self, rows: Iterable[NewRow], size_bytes: int) -> None:
+        """Take messages that were looked at."""
+        self.rows.extend(rows)
+        self.size_bytes += size_bytes
 
     def send(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None
@@ -219,12 +227,32 @@ class OutboxTransaction:
         Raises:
             ConfigError: topic or value cannot be sent, or there are too many.
         """
-        if len(self.rows) == UNIT_ROWS_MAX:
-            raise ConfigError(f"a unit has {UNIT_ROWS_MAX} messages at most")
-        self.rows.append(_row(topic, value, key, headers))
+        row = new_row(topic, value, key, headers)
+        require_unit(len(self.rows) + 1, self.size_bytes + row.size_bytes, self._unit_bytes_max)
+        self.add([row], row.size_bytes)
 
 
-def _row(topic: str, value: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> NewRow:
+def require_unit(rows: int, size_bytes: int, unit_bytes_max: int) -> None:
+    """Refuse a unit that is too large for a broker: no reader could see it whole.
+
+    Raises:
+        ConfigError: it has too many messages, or bytes.
+    """
+    if rows > UNIT_ROWS_MAX:
+        raise ConfigError(f"{rows} messages are more than the {UNIT_ROWS_MAX} of a unit: commit in between")
+    if size_bytes > unit_bytes_max:
+        raise ConfigError(
+            f"{size_bytes} bytes of messages are more than the {unit_bytes_max} of a unit: commit in between, or raise "
+            "transaction_size_bytes_max of the brokers and unit_bytes_max of the outbox"
+        )
+
+
+def new_row(topic: str, value: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> NewRow:
+    """A message, to be written.
+
+    Raises:
+        ConfigError: topic or value cannot be sent.
+    """
     if not is_valid_name(topic):
         raise ConfigError(f"topic {topic[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
     for what, found in (("value", value), ("key", key)):

@@ -41,6 +41,7 @@ IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
 _COLUMNS = "unit, topic, message_key, value, headers, created_ms"
 _ROW = f"id, {_COLUMNS}"
 _UNREADABLE: tuple[tuple[str, bytes], ...] = ((None, b""),)  # type: ignore[assignment] # no batch takes them: the unit is refused, and parked
+_SIZE = "LENGTH(value) + COALESCE(LENGTH(message_key), 0) + COALESCE(LENGTH(headers), 0)"
 _RELAY = "uuid, home, last, claim, ids, holder"
 _TYPES: dict[str, dict[str, str]] = {
     "sqlite": {"id": "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB", "long_text": "TEXT", "options": ""},
@@ -64,6 +65,11 @@ class NewRow(NamedTuple):
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of key, value and headers."""
+        return len(self.value) + len(self.key or b"") + sum(len(name) + len(value) for name, value in self.headers)
 
 
 class Backlog(NamedTuple):
@@ -210,6 +216,14 @@ class OutboxTables:
                 parameters += [unit, row.topic, row.key, row.value, encoded_headers(row.headers)]
             self._run(connection, f"INSERT INTO {self.name} ({_COLUMNS}) VALUES {values}", parameters)  # noqa: S608
 
+    def size_of_unit(self, connection: Connection, unit: int) -> tuple[int, int]:
+        """How many messages of a unit wait, and how many bytes."""
+        ((rows, size_bytes),), _ = run(
+            connection,
+            f"SELECT COUNT(*), COALESCE(SUM({_SIZE}), 0) FROM {self.name} WHERE unit = {int(unit)}",  # noqa: S608
+        )
+        return int(rows), int(size_bytes)
+
     def count_above(self, ask: Callable[[str], Sequence[Any]], rows_max: int) -> bool:
         """Whether more rows than that wait; they are counted only if their ids may be so many.
 
@@ -297,8 +311,7 @@ class OutboxTables:
 
     def waiting(self, connection: Connection, rows_max: int, bytes_max: int) -> Waiting:
         """The first rows by id: at most so many, and so many bytes unless the first one has more."""
-        size = "LENGTH(value) + COALESCE(LENGTH(message_key), 0) + COALESCE(LENGTH(headers), 0)"
-        found, _ = run(connection, f"SELECT id, {size} FROM {self.name} ORDER BY id LIMIT {rows_max}")  # noqa: S608
+        found, _ = run(connection, f"SELECT id, {_SIZE} FROM {self.name} ORDER BY id LIMIT {rows_max}")  # noqa: S608
         ids = _ids_within(found, bytes_max)
         if not ids:
             return Waiting(())

@@ -16,7 +16,7 @@ from sqlalchemy.sql.expression import TextClause
 
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.codec import Codec, encoder_of
-from txmq.outbox.outbox import ROWS_MAX, commits_alone, new_uuid
+from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX, commits_alone, new_uuid
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables, encoded_headers
 from txmq.sqlalchemy.session_messages import Place, SessionMessages
@@ -38,6 +38,8 @@ class Outbox(PlainOutbox):
         table: name of the table for messages; those beside it are named after it.
         codec: what makes bytes of values: ``"json"``, a function, or None if they are bytes.
         rows_max: beyond so many rows that wait a commit with messages is refused.
+        unit_bytes_max: of a transaction's keys, values and headers: ``transaction_size_bytes_max`` of the brokers, at
+            most.
 
     Attributes:
         messages, parked, relay: the tables.
@@ -50,7 +52,7 @@ class Outbox(PlainOutbox):
 
     def __init__(
         self, metadata: MetaData, name: str = "default", *, table: str = DEFAULT_TABLE, codec: Codec = None,
-        rows_max: int = ROWS_MAX,
+        rows_max: int = ROWS_MAX, unit_bytes_max: int = UNIT_BYTES_MAX,
     ) -> None:  # fmt: skip
         if not isinstance(metadata, MetaData):
             raise ConfigError(
@@ -59,7 +61,7 @@ class Outbox(PlainOutbox):
             )
         if metadata.schema and "." not in table:
             table = f"{metadata.schema}.{table}"
-        super().__init__(name, table=table, rows_max=rows_max)
+        super().__init__(name, table=table, rows_max=rows_max, unit_bytes_max=unit_bytes_max)
         self._encode = encoder_of(codec)
         try:
             self.messages, self.parked, self.relay = tables_in(metadata, table)

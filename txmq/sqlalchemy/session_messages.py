@@ -27,8 +27,8 @@ from typing import Final, NamedTuple, Protocol
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from txmq.errors import ConfigError, TransactionStateError
-from txmq.outbox.outbox import UNIT_ROWS_MAX, OutboxTransaction, new_unit
+from txmq.errors import TransactionStateError
+from txmq.outbox.outbox import OutboxTransaction, new_row, new_unit, require_unit
 from txmq.outbox.tables import ROWS_PER_STATEMENT, NewRow
 
 _KEY: Final = "txmq.outbox"
@@ -39,6 +39,7 @@ class Writer(Protocol):
     """An outbox, as seen from here."""
 
     name: str
+    unit_bytes_max: int
 
     def require_room(self, connection: Connection) -> None:
         """Refuse a connection or a table that takes no message."""
@@ -67,6 +68,7 @@ class SessionMessages:
         self._kept: dict[SessionTransaction, dict[Place, OutboxTransaction]] = {}
         self._units: dict[Place, int] = {}
         self._written: Counter[Place] = Counter()
+        self._written_bytes: Counter[Place] = Counter()
         self._is_late = False
 
     @classmethod
@@ -92,10 +94,13 @@ class SessionMessages:
                 f"outbox {place.outbox.name!r}: the session's transaction has ended or was rolled back, the message "
                 "would be lost: call rollback() of the session (or of the savepoint) first, then send"
             )
-        if self._written[place] + sum(len(rows) for rows in self._rows_kept(place)) >= UNIT_ROWS_MAX:
-            raise ConfigError(f"a transaction has {UNIT_ROWS_MAX} messages of an outbox at most")
-        kept = self._kept.setdefault(transaction, {}).setdefault(place, OutboxTransaction())
-        kept.send(topic, value, key, headers=headers)
+        row, kept = new_row(topic, value, key, headers), list(self._kept_for(place))
+        require_unit(
+            1 + self._written[place] + sum(len(messages.rows) for messages in kept),
+            row.size_bytes + self._written_bytes[place] + sum(messages.size_bytes for messages in kept),
+            place.outbox.unit_bytes_max,
+        )
+        self._kept.setdefault(transaction, {}).setdefault(place, OutboxTransaction()).add([row], row.size_bytes)
         if self._is_late and _is_committing(session):
             self._write(session, transaction)
 
@@ -118,7 +123,7 @@ class SessionMessages:
             return
         around = self._kept.setdefault(outer, {})
         for place, messages in self._kept.pop(savepoint, {}).items():
-            around.setdefault(place, OutboxTransaction()).rows.extend(messages.rows)
+            around.setdefault(place, OutboxTransaction()).add(messages.rows, messages.size_bytes)
 
     def ended(self, session: Session, savepoint: SessionTransaction) -> None:
         """A savepoint has ended; its messages were handed over, or are dropped."""
@@ -152,11 +157,14 @@ class SessionMessages:
             place.outbox.require_room(connection)
             while some := messages.rows[:ROWS_PER_STATEMENT]:
                 place.outbox.write(connection, some, unit)
+                size_bytes = sum(row.size_bytes for row in some)
+                messages.size_bytes -= size_bytes
                 del messages.rows[: len(some)]
                 self._written[place] += len(some)
+                self._written_bytes[place] += size_bytes
 
-    def _rows_kept(self, place: Place) -> Iterator[list[NewRow]]:
-        return (kept[place].rows for kept in self._kept.values() if place in kept)
+    def _kept_for(self, place: Place) -> Iterator[OutboxTransaction]:
+        return (kept[place] for kept in self._kept.values() if place in kept)
 
 
 def _is_committing(session: Session) -> bool:

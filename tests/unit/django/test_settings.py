@@ -36,7 +36,7 @@ def test_what_is_right_has_no_problems(given: dict[str, Any]) -> None:
         ([], "TXMQ is a list: expected a dict"),
         ({"CODEX": "json"}, "unknown key 'CODEX'; did you mean 'CODEC'?"),
         ({"bootstrap": ""}, "unknown key 'bootstrap'; did you mean 'BOOTSTRAP'?"),
-        ({1: 2}, "known are BOOTSTRAP, NAME, CODEC, ROWS_MAX, DURABILITY"),
+        ({1: 2}, "known are BOOTSTRAP, NAME, CODEC, ROWS_MAX, UNIT_BYTES_MAX, DURABILITY"),
         ({"BOOTSTRAP": "http://broker1"}, "TXMQ['BOOTSTRAP']: "),
         ({"BOOTSTRAP": 8123}, "TXMQ['BOOTSTRAP'] is a int"),
         ({"NAME": "my shop"}, "expected A-Z a-z 0-9 . _ -"),

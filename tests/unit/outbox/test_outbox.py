@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from txmq.client.relay.database import RelayDatabase
-from txmq.errors import TransactionStateError
+from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.relay_core import Claim, Locked
 from txmq.testing.simulated.clock import SimClock
@@ -103,3 +103,19 @@ def test_claim_of_a_relay_is_committed(connect: Connect, tmp_path: Path) -> None
     assert locked.row.claim == "claimed"
     database.unlock()
     database.close()
+
+
+def test_unit_over_a_brokers_transaction_is_refused(connect: Connect, tmp_path: Path) -> None:
+    outbox, connection = Outbox(unit_bytes_max=9), connect()
+    too_large = pytest.raises(ConfigError, match="10 bytes of messages are more than the 9 of a unit")
+    with too_large:
+        outbox.send(connection, "orders", b"12345678", b"k", headers={"": b"1"})
+    with too_large:
+        outbox.send_many(connection, [("orders", b"12345"), ("orders", b"12345")])
+    connection.rollback()
+    with outbox.transaction(connection) as tx:
+        tx.send("orders", b"123456789")
+        with too_large:
+            tx.send("orders", b"1")
+    assert seen(tmp_path) == [b"123456789"]
+    connection.close()

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select
+from sqlalchemy import Engine, MetaData, create_engine, event, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tests.sqlalchemy_programs import Base, Order, Program, outbox, sqlite_engine
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import UNIT_ROWS_MAX
-from txmq.sqlalchemy import session_messages
+from txmq.sqlalchemy import Outbox, session_messages
 
 SEEDS = 400
 INSERT = "INSERT INTO txmq_outbox"
@@ -246,9 +246,20 @@ def test_transaction_has_at_most_10000_messages(session: Session) -> None:
     send(session, *[b""] * (UNIT_ROWS_MAX - 1))
     session.begin_nested()
     send(session, b"")
-    with pytest.raises(ConfigError, match="10000 messages"):
+    with pytest.raises(ConfigError, match="more than the 10000 of a unit"):
         send(session, b"")
     session.rollback()
+
+
+def test_transaction_over_the_bytes_of_a_unit_is_refused(session: Session) -> None:
+    small = Outbox(MetaData(), unit_bytes_max=9)
+    small.send(session, "orders", b"1234", b"k")
+    session.begin_nested()
+    small.send(session, "orders", b"1234")
+    with pytest.raises(ConfigError, match="10 bytes of messages are more than the 9 of a unit"):
+        small.send(session, "orders", b"1")
+    session.rollback()
+    small.send(session, "orders", b"123456789")
 
 
 def test_nothing_is_kept_after_a_transaction(session: Session) -> None:

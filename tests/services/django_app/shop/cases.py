@@ -223,6 +223,18 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
             order("dora")
         self.both(["ada", "ben", "cleo"])
 
+    @override_settings(TXMQ={"UNIT_BYTES_MAX": 8})  # type: ignore[untyped-decorator]
+    def test_unit_over_the_bytes_is_refused_savepoints_counted_out(self) -> None:
+        with transaction.atomic():
+            send(TOPIC, b"ada")
+            with self.assertRaises(ValueError), transaction.atomic():
+                send(TOPIC, b"lost")
+                raise ValueError
+            send(TOPIC, b"ben", b"k")
+            with self.assertRaisesMessage(ConfigError, "9 bytes of messages are more than the 8 of a unit"):
+                send(TOPIC, b"12")
+        self.assertEqual(messages(), ["ada", "ben"])
+
     @override_settings(TXMQ={"DURABILITY": "weak"})  # type: ignore[untyped-decorator]
     def test_project_may_accept_a_database_that_loses_commits(self) -> None:
         with txmq.connect("txmq://127.0.0.1:1", lazy=True) as client, relay(client) as running:
@@ -266,7 +278,7 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         self.assertEqual([bytes(row.value) for row in Parked.objects.all()], [b"e", b"f"])
 
     def test_unit_over_the_limit_is_refused_savepoints_counted_out(self) -> None:
-        with mock.patch.object(sending, "UNIT_ROWS_MAX", 3), transaction.atomic():
+        with mock.patch("txmq.outbox.outbox.UNIT_ROWS_MAX", 3), transaction.atomic():
             for _ in range(2):
                 with self.assertRaises(ValueError), transaction.atomic():
                     order("lost")
