@@ -24,18 +24,20 @@ from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock, watch_forks
-from txmq.xa.database.dbapi import Connection, innermost, run
-from txmq.xa.database.dialects import SQLITE, Dialect, code_of
+from txmq.xa.database.dbapi import Connection, innermost, is_integrity_error, run
+from txmq.xa.database.dialects import SQLITE, Dialect, code_of, sqlstate
 from txmq.xa.database.loop_connection import LoopConnection, driver_name
 from txmq.xa.database.thread_connection import ThreadConnection
 
 UNIT_ROWS_MAX: Final = 10_000
 UNIT_BYTES_MAX: Final = 64 << 20  # ``transaction_size_bytes_max`` of a broker that is not told otherwise
 ROWS_MAX: Final = 1_000_000
+INSTALL_TRIES: Final = 3  # the services of a deployment begin together
 LOOK_EVERY_S: Final = 1.0
 _MYSQL_IN_TRANSACTION: Final = 1568  # characteristics cannot be changed while a transaction is in progress
 _MYSQL_IN_TRANSACTION_FLAG: Final = 1  # of the server's status, which each of its answers has
 _POSTGRESQL_IDLE: Final = 0
+_POSTGRESQL_EXISTS: Final = ("23505", "42P07")  # unique_violation, duplicate_table
 _SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
 Message = tuple[str, bytes] | tuple[str, bytes, bytes | None]
 """Topic and value, perhaps a key."""
@@ -120,8 +122,15 @@ class Outbox:
         Durability: as of any commit on this connection.
         """
         tables = self.tables(connection)
-        tables.create(connection, new_uuid())
-        connection.commit()
+        for left in reversed(range(INSTALL_TRIES)):
+            try:
+                tables.create(connection, new_uuid())
+                connection.commit()
+                return
+            except Exception as error:
+                if not left or not _came_second(error):
+                    raise
+                connection.rollback()
 
     def send(
         self, connection: Connection, topic: str, value: bytes, key: bytes | None = None, *,
@@ -205,6 +214,11 @@ class Outbox:
     def _ask(self, connection: Any, statement: str) -> Sequence[Any]:
         """The rows of a statement that the application has not asked for."""
         return run(connection, statement)[0]
+
+
+def _came_second(error: Exception) -> bool:
+    """Whether another one has made the same thing meanwhile: IF NOT EXISTS looks at what is committed."""
+    return is_integrity_error(error) or sqlstate(error) in _POSTGRESQL_EXISTS
 
 
 class OutboxTransaction:
