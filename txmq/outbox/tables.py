@@ -261,7 +261,8 @@ class OutboxTables:
             level = self.dialect.read_committed(connection)
             known = mysql_variables(connection, "idle_transaction_timeout")  # MariaDB
             idle = "idle_transaction_timeout" if known else "wait_timeout"
-            return (*([level] if level else []), f"SET SESSION {idle} = {IDLE_S_MAX}")
+            cautious = "sql_safe_updates = 0, sql_select_limit = DEFAULT"  # as of ``mysql --safe-updates``
+            return (*([level] if level else []), f"SET SESSION {idle} = {IDLE_S_MAX}, {cautious}")
         if self.dialect.name == "postgresql":
             return (
                 "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED",
