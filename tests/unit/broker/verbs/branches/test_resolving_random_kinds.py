@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tools.images.requests import UUID
+from txmq.broker.verbs import turns
 from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import Cluster, HomeNode
@@ -150,6 +151,12 @@ def test_what_was_acknowledged_stays_in_front(seed: int) -> None:
     history = MixedHistory(seed)
     history.run()
     history.check()
+
+
+def test_decision_that_overtakes_an_open_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "must_queue", lambda *_: False)
+    with pytest.raises(AssertionError, match="order of key"):
+        test_what_was_acknowledged_stays_in_front(29)
 
 
 def test_histories_have_every_kind_behind_another_that_waits() -> None:
