@@ -1,110 +1,150 @@
-"""An order service with FastAPI and MySQL: an order is accepted with its row and its message, or not at all.
+"""An order service with FastAPI and SQLAlchemy's AsyncSession on PostgreSQL (asyncpg): messages by the outbox.
 
 ::
 
-    pip install '.[mysql]' fastapi uvicorn
-    export ORDERS_DB='{"host": "127.0.0.1", "user": "shop", "passwd": "...", "db": "shop"}'   # for MySQLdb.connect
+    pip install '.[sqlalchemy,postgres]' asyncpg fastapi uvicorn
+    export ORDERS_DB=postgresql://shop:...@127.0.0.1/shop
     txmq broker &
+    txmq topic create orders --partitions 4
     uvicorn --factory examples.order_service_fastapi:create_app &
     curl --retry 5 --retry-connrefused -X PUT localhost:8000/orders/42 \\
-        -H 'content-type: application/json' -d '{"customer": "ada"}'
+        -H 'content-type: application/json' -d '{"customer": "ada", "articles": ["tea", "cup"]}'
 
-The customer's side chooses the order's number, so that a request may be repeated: the same number twice is one order.
+The request commits its session; it needs no broker. A relay in the process takes what was committed to the broker.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-import MySQLdb
+import psycopg
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
+from sqlalchemy import ForeignKey, String
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import txmq
-from txmq import LastResource
-
-ORDERS = "CREATE TABLE IF NOT EXISTS orders_fastapi (id INT PRIMARY KEY, customer VARCHAR(40)) ENGINE=InnoDB"
+from txmq.sqlalchemy import Outbox
 
 
-class Order(BaseModel):
+class Base(DeclarativeBase):
+    """The service's tables."""
+
+
+class Customer(Base):
+    """Who orders; the row is the lock that keeps a customer's messages in order."""
+
+    __tablename__ = "shop_customers"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    orders: Mapped[int] = mapped_column(default=0)
+
+
+class Article(Base):
+    """What can be ordered."""
+
+    __tablename__ = "shop_articles"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+
+
+class Order(Base):
+    """A customer's ``nth`` order."""
+
+    __tablename__ = "shop_orders"
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    customer: Mapped[str] = mapped_column(ForeignKey(Customer.name))
+    nth: Mapped[int]
+
+
+class Line(Base):
+    """An article of an order."""
+
+    __tablename__ = "shop_lines"
+    number: Mapped[int] = mapped_column(ForeignKey(Order.number), primary_key=True)
+    article: Mapped[str] = mapped_column(ForeignKey(Article.name), primary_key=True)
+
+
+class NewOrder(BaseModel):
     """The body of a request."""
 
     customer: str
+    articles: list[str] = []
 
 
-class Service:
-    """The part that does not know of HTTP."""
+outbox = Outbox(Base.metadata, "orders-db", codec="json")
 
-    def __init__(self, bootstrap: str, arguments: dict[str, Any]) -> None:
-        self.client = txmq.connect(bootstrap, name="order-service")
-        self.producer = self.client.producer()
-        self.orders_db = LastResource("orders-db", connect=lambda: MySQLdb.connect(**arguments))
-        connection = MySQLdb.connect(**arguments)
-        connection.cursor().execute(ORDERS)
-        connection.close()
-        self.client.topics.ensure("orders", partitions=4)
-        self.orders_db.install(self.client)
 
-    def take(self, number: int, customer: str) -> str:
-        """The row and the message; the transaction's id.
+async def take(session: AsyncSession, number: int, order: NewOrder) -> list[str]:
+    """The order, and a line for each article that there is; the articles that there are not.
 
-        Raises:
-            MySQLdb.IntegrityError: the order exists; nothing happened.
-            MySQLdb.OperationalError: the database cannot be reached; nothing happened.
-            txmq.RolledBackError: nothing happened, it may be tried again; so does txmq.BrokerAwayError, which is told
-                within a second, if possible before the row.
-            txmq.OutcomeUnknownError: the database or the broker was lost at the decision.
-        """
-        with self.producer.transaction(self.orders_db, timeout=10.0) as tx:
-            cursor = tx.connection(self.orders_db).cursor()
-            cursor.execute("INSERT INTO orders_fastapi VALUES (%s, %s)", (number, customer))
-            event = json.dumps({"order": number, "customer": customer})
-            tx.send("orders", event.encode(), key=str(number).encode())
-        return tx.txid
+    Raises:
+        IntegrityError: the order exists; nothing happened.
+        HTTPException: there is no such customer, or none of the articles; nothing happened.
+    """
+    customer = await session.get(Customer, order.customer, with_for_update=True)
+    if customer is None:
+        raise HTTPException(404, "no such customer")
+    key, nth = customer.name.encode(), customer.orders + 1
+    customer.orders = nth
+    session.add(Order(number=number, customer=customer.name, nth=nth))
+    outbox.send(session, "orders", {"order": number, "nth": nth}, key=key)
+    await session.flush()
+    missing = []
+    for article in order.articles:
+        try:
+            async with session.begin_nested():  # a line that fails takes its message along
+                session.add(Line(number=number, article=article))
+                outbox.send(session, "orders", {"order": number, "article": article}, key=key)
+        except IntegrityError:
+            missing.append(article)
+    if missing and missing == order.articles:
+        raise HTTPException(422, "no such article")
+    await session.commit()
+    return missing
 
-    def close(self) -> None:
-        """End in order."""
-        self.producer.close()
-        self.orders_db.close()
-        self.client.close()
+
+async def prepare(engine: AsyncEngine) -> None:
+    """Create the tables, and what the shop begins with; harmless to repeat."""
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    async with AsyncSession(engine) as session:
+        if await session.get(Customer, "ada") is None:
+            session.add_all(Customer(name=name) for name in ("ada", "ben", "cleo"))
+            session.add_all(Article(name=name) for name in ("cup", "tea"))
+            await session.commit()
 
 
 def create_app() -> FastAPI:
     """For ``uvicorn --factory``."""
-    arguments = json.loads(os.environ["ORDERS_DB"])
+    database = os.environ["ORDERS_DB"]
     bootstrap = os.environ.get("TXMQ_BOOTSTRAP", "txmq://127.0.0.1:8123")
+    request_s = float(os.environ.get("REQUEST_S", "10"))
+    engine = create_async_engine(database.replace("postgresql:", "postgresql+asyncpg:"), pool_pre_ping=True)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.service = Service(bootstrap, arguments)
-        yield
-        app.state.service.close()
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await prepare(engine)
+        with (
+            txmq.connect(bootstrap, name="order-service", lazy=True) as client,
+            client.relay(outbox, connect=lambda: psycopg.connect(database)),
+        ):
+            yield
+        await engine.dispose()
 
     app = FastAPI(lifespan=lifespan)
 
     @app.put("/orders/{number}", status_code=201)
-    def take(number: int, order: Order) -> dict[str, str]:  # not async: it runs in a thread, and may wait there
+    async def put(number: int, order: NewOrder) -> dict[str, list[str]]:
         try:
-            return {"outcome": "committed", "txid": app.state.service.take(number, order.customer)}
-        except MySQLdb.IntegrityError:
+            async with asyncio.timeout(request_s), AsyncSession(engine) as session:
+                return {"missing": await take(session, number, order)}
+        except IntegrityError:
             raise HTTPException(409, "this order exists") from None
-        except (
-            txmq.RolledBackError,
-            MySQLdb.OperationalError,
-        ) as error:  # nothing happened: no broker, no database, ...
-            raise HTTPException(503, str(error), {"retry-after": "1"}) from error
-        except txmq.OutcomeUnknownError as error:  # the order's number makes asking again safe
-            raise HTTPException(504, {"outcome": "unknown", "txid": error.txid}) from error
-
-    @app.get("/transactions/{txid}")
-    def outcome(txid: str) -> dict[str, str]:
-        try:
-            return {"outcome": app.state.service.client.outcome(txid).value}
-        except txmq.BrokerAwayError as error:
-            raise HTTPException(503, str(error), {"retry-after": "1"}) from error
+        except (TimeoutError, DBAPIError, OSError) as error:  # ask again with the same number
+            raise HTTPException(503, "the database does not answer", {"retry-after": "1"}) from error
 
     return app

@@ -1,81 +1,134 @@
-"""An order service with Flask and SQLite: an order is accepted with its row and its message, or not at all.
+"""An order service with Flask-SQLAlchemy on MariaDB: messages by the outbox.
 
 ::
 
-    pip install . flask
-    export ORDERS_DB=/tmp/shop.db
-    txmq broker &
+    pip install '.[sqlalchemy,mysql]' flask-sqlalchemy gunicorn
+    export ORDERS_DB='mysql+mysqldb://shop:...@127.0.0.1/shop'
     flask --app examples.order_service_flask init-db
-    flask --app examples.order_service_flask run &
-    curl --retry 5 --retry-connrefused -X PUT localhost:5000/orders/42 \\
-        -H 'content-type: application/json' -d '{"customer": "ada"}'
+    gunicorn --preload --workers 2 --threads 4 'examples.order_service_flask:create_app()' &
+    curl --retry 5 --retry-connrefused -X PUT localhost:8000/orders/42 \\
+        -H 'content-type: application/json' -d '{"customer": "ada", "articles": ["tea", "cup"]}'
 
-The customer's side chooses the order's number, so that a request may be repeated: the same number twice is one order.
+The request commits its session; it needs no broker, and no client of one. ``txmq outbox run`` takes what was committed
+to the broker (docs/how-to/flask.md).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sqlite3
-import sys
 from typing import Any
 
 from flask import Flask, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import ForeignKey, String
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from werkzeug.exceptions import NotFound, UnprocessableEntity
 
-import txmq
-from txmq import LastResource
+from txmq.sqlalchemy import Outbox
 
 Answer = tuple[dict[str, Any], int] | tuple[dict[str, Any], int, dict[str, str]]
 
 
-def create_app() -> Flask:
-    """One application, with one client, producer and resource for all its threads. It starts without a broker too."""
-    app = Flask(__name__)
-    database = os.environ["ORDERS_DB"]
-    client = txmq.connect(os.environ.get("TXMQ_BOOTSTRAP", "txmq://127.0.0.1:8123"), name="order-service", lazy=True)
-    producer = client.producer()
-    orders_db = LastResource("orders-db", connect=lambda: sqlite3.connect(database, timeout=30.0))
+class Base(DeclarativeBase):
+    """The service's tables."""
 
-    @app.cli.command("init-db")
-    def init_db() -> None:
-        """Create the tables and the topic; harmless to repeat."""
+
+class Customer(Base):
+    """Who orders; the row is the lock that keeps a customer's messages in order."""
+
+    __tablename__ = "shop_customers"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+    orders: Mapped[int] = mapped_column(default=0)
+
+
+class Article(Base):
+    """What can be ordered."""
+
+    __tablename__ = "shop_articles"
+    name: Mapped[str] = mapped_column(String(40), primary_key=True)
+
+
+class Order(Base):
+    """A customer's ``nth`` order."""
+
+    __tablename__ = "shop_orders"
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    customer: Mapped[str] = mapped_column(ForeignKey(Customer.name))
+    nth: Mapped[int]
+
+
+class Line(Base):
+    """An article of an order."""
+
+    __tablename__ = "shop_lines"
+    number: Mapped[int] = mapped_column(ForeignKey(Order.number), primary_key=True)
+    article: Mapped[str] = mapped_column(ForeignKey(Article.name), primary_key=True)
+
+
+db = SQLAlchemy(metadata=Base.metadata)
+outbox = Outbox(Base.metadata, "orders-db", codec="json")
+
+
+def take(number: int, name: str, articles: list[str]) -> list[str]:
+    """The order, and a line for each article that there is; the articles that there are not.
+
+    Raises:
+        IntegrityError: the order exists; nothing happened.
+        HTTPException: there is no such customer, or none of the articles; nothing happened.
+    """
+    session = db.session
+    customer = session.get(Customer, name, with_for_update=True)
+    if customer is None:
+        raise NotFound("no such customer")
+    key, nth = name.encode(), customer.orders + 1
+    customer.orders = nth
+    session.add(Order(number=number, customer=name, nth=nth))
+    outbox.send(session, "orders", {"order": number, "nth": nth}, key=key)
+    session.flush()
+    missing = []
+    for article in articles:
         try:
-            connection = sqlite3.connect(database)
-            connection.execute("CREATE TABLE IF NOT EXISTS orders_flask (id INTEGER PRIMARY KEY, customer TEXT)")
-            connection.close()
-            client.topics.ensure("orders", partitions=4)
-            orders_db.install(client)
-        except txmq.BrokerAwayError as error:
-            sys.exit(f"the broker is away: {error}")
-        except sqlite3.OperationalError as error:
-            sys.exit(f"cannot open the database: {error}")
+            with session.begin_nested():  # a line that fails takes its message along
+                session.add(Line(number=number, article=article))
+                outbox.send(session, "orders", {"order": number, "article": article}, key=key)
+        except IntegrityError:
+            missing.append(article)
+    if missing and missing == articles:
+        raise UnprocessableEntity("no such article")
+    session.commit()
+    return missing
+
+
+def prepare() -> None:
+    """Create the tables, and what the shop begins with; harmless to repeat."""
+    Base.metadata.create_all(db.engine)
+    if db.session.get(Customer, "ada") is None:
+        db.session.add_all(Customer(name=name) for name in ("ada", "ben", "cleo"))
+        db.session.add_all(Article(name=name) for name in ("cup", "tea"))
+        db.session.commit()
+
+
+def create_app() -> Flask:
+    """One application. It connects with its first request, so workers may be forked from it."""
+    app = Flask(__name__)
+    lock_wait = f"SET SESSION innodb_lock_wait_timeout = {int(os.environ.get('REQUEST_S', '10'))}"
+    app.config["SQLALCHEMY_DATABASE_URI"] = os.environ["ORDERS_DB"]
+    app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"pool_pre_ping": True, "connect_args": {"init_command": lock_wait}}
+    db.init_app(app)
+    app.cli.command("init-db")(prepare)
 
     @app.put("/orders/<int:number>")
-    def take(number: int) -> Answer:
-        customer = request.get_json()["customer"]
-        with producer.transaction(orders_db, timeout=10.0) as tx:
-            tx.connection(orders_db).execute("INSERT INTO orders_flask VALUES (?, ?)", (number, customer))
-            event = json.dumps({"order": number, "customer": customer})
-            tx.send("orders", event.encode(), key=str(number).encode())
-        return {"outcome": "committed", "txid": tx.txid}, 201
+    def put(number: int) -> Answer:
+        order = request.get_json()
+        return {"missing": take(number, order["customer"], order["articles"])}, 201
 
-    @app.get("/transactions/<txid>")
-    def outcome(txid: str) -> Answer:
-        return {"outcome": client.outcome(txid).value}, 200
-
-    @app.errorhandler(sqlite3.IntegrityError)
-    def exists(error: Exception) -> Answer:
+    @app.errorhandler(IntegrityError)
+    def exists(_error: Exception) -> Answer:
         return {"error": "this order exists"}, 409
 
-    @app.errorhandler(txmq.RolledBackError)
-    @app.errorhandler(txmq.BrokerAwayError)
-    @app.errorhandler(sqlite3.OperationalError)
-    def nothing_happened(error: Exception) -> Answer:
-        return {"error": str(error)}, 503, {"retry-after": "1"}
-
-    @app.errorhandler(txmq.OutcomeUnknownError)
-    def not_known(error: txmq.OutcomeUnknownError) -> Answer:  # the order's number makes asking again safe
-        return {"outcome": "unknown", "txid": error.txid}, 504
+    @app.errorhandler(DBAPIError)
+    def again(_error: Exception) -> Answer:  # with the same number
+        return {"error": "the database does not answer"}, 503, {"retry-after": "1"}
 
     return app

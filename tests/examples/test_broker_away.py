@@ -15,10 +15,8 @@ from txmq.testing.processes.mariadb import MariaDB
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TIMEOUT_S = 60
-SERVERS = {  # no programs: their own tests ask them
-    "order_service_fastapi.py", "order_service_fastapi_aio.py", "order_service_flask.py",
-    "order_service_sqlalchemy.py", "order_service_starlette.py",
-}  # fmt: skip
+# They serve without a broker; test_order_services.py asks them.
+SERVERS = {"order_service_fastapi.py", "order_service_flask.py", "order_service_psycopg.py"}
 NEEDS_SPARK = {"spark_audit_job.py"}  # begins with a session of Spark's
 WITHOUT_DATABASE = {
     "broadcast_cache.py": ["{folder}/prices.db", "{broker}"],
@@ -32,7 +30,6 @@ WITHOUT_DATABASE = {
 }
 WITH_DATABASE = {
     "django_last_resource.py": ["{django}", "1", "{broker}"],
-    "django_orders.py": ["{django}", "1", "{broker}"],
     "exactly_once_into_mysql.py": ["{mysql}", "{broker}"],
     "last_resource_mysql.py": ["{mysql}", "1", "{broker}"],
     "sqlalchemy_orders.py": ["{url}", "1", "{broker}"],

@@ -47,10 +47,13 @@ def test_mysql_example_with_a_wrong_port(address: str) -> None:
     refused("exactly_once_into_mysql.py", wrong, address)
 
 
-@pytest.mark.parametrize("program", ["django_orders.py", "django_last_resource.py"])
-def test_django_example_with_a_wrong_port(program: str, address: str) -> None:
+def test_django_example_with_a_wrong_port(address: str) -> None:
     wrong = json.dumps({"HOST": "127.0.0.1", "PORT": free_port(), "NAME": "orders"})
-    refused(program, wrong, COUNT, address)
+    refused("django_last_resource.py", wrong, COUNT, address)
+
+
+def test_order_service_of_psycopg_with_a_wrong_port(address: str) -> None:
+    refused("order_service_psycopg.py", f"host=127.0.0.1 port={free_port()}", str(free_port()), address)
 
 
 def test_sqlalchemy_example_with_a_wrong_port_or_url(address: str) -> None:
@@ -61,8 +64,7 @@ def test_sqlalchemy_example_with_a_wrong_port_or_url(address: str) -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "last_resource_mysql.py", "transfer_xa.py", "exactly_once_into_mysql.py", "django_orders.py",
-        "django_last_resource.py",
+        "last_resource_mysql.py", "transfer_xa.py", "exactly_once_into_mysql.py", "django_last_resource.py",
     ],
 )  # fmt: skip
 def test_example_with_arguments_that_are_no_json(program: str, address: str) -> None:

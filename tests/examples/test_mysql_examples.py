@@ -28,29 +28,6 @@ TIMEOUT_S = 60
 _numbers = itertools.count()
 SETTLED_WITHIN_S = 60.0
 
-FASTAPI = """
-import json, os, sys
-sys.path.insert(0, {folder!r})
-from fastapi.testclient import TestClient
-import order_service_fastapi
-driver = order_service_fastapi.MySQLdb
-def away(**_):
-    raise driver.OperationalError(2002, "away")
-with TestClient(order_service_fastapi.create_app()) as web:
-    connect, driver.connect = driver.connect, away
-    said = [(web.put("/orders/1", json={{"customer": "ada"}}).status_code, None)]
-    driver.connect = connect
-    for number, customer in ((1, "ada"), (2, "ben"), (1, "ada")):
-        answer = web.put(f"/orders/{{number}}", json={{"customer": customer}})
-        said.append((answer.status_code, answer.json().get("txid")))
-    outcome = web.get(f"/transactions/{{said[1][1]}}").json()
-    os.kill(int(os.environ["BROKER"]), 9)
-    while web.get(f"/transactions/{{said[1][1]}}").status_code != 503:  # each asks the broker
-        pass
-    said += [(web.put("/orders/3", json={{"customer": "ada"}}).status_code, None)]
-    print(json.dumps([[status for status, _ in said], outcome]))
-"""
-
 
 @pytest.fixture
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
@@ -98,18 +75,6 @@ def test_last_resource(broker: BrokerProcess, mariadb: MariaDB, database: dict[s
         assert said.count("order ") == 5
     assert len(sent(broker)) == 10
     assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders")
-
-
-def test_the_order_service_takes_each_order_once(
-    broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
-) -> None:
-    env = {"ORDERS_DB": json.dumps(database), "TXMQ_BOOTSTRAP": broker.address, "BROKER": str(broker.pid)}
-    said = json.loads(ok("-c", FASTAPI.format(folder=str(EXAMPLES)), env=env))
-    assert said == [[503, 201, 201, 409, 503], {"outcome": "committed"}]
-    broker.start()
-    events = [(json.loads(value)["order"], json.loads(value)["customer"]) for _, value in sent(broker)]
-    assert events == [(1, "ada"), (2, "ben")]
-    assert list(mariadb.execute(f"SELECT id, customer FROM {database['db']}.orders_fastapi ORDER BY id")) == events
 
 
 def test_a_transfer_between_two_databases(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
@@ -181,13 +146,10 @@ def test_sql_that_operator_pastes_bars_way_of_last_resource(
     assert sent(broker) == []
 
 
-@pytest.mark.parametrize("program", ["django_orders.py", "django_last_resource.py"])
-def test_inside_django_s_own_connection(
-    program: str, broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]
-) -> None:
+def test_inside_django_s_own_connection(broker: BrokerProcess, mariadb: MariaDB, database: dict[str, Any]) -> None:
     given = {"USER": database["user"], "NAME": database["db"], "HOST": database["unix_socket"]}
     for _ in range(2):
-        said = ok(str(EXAMPLES / program), json.dumps(given), "3", broker.address)
+        said = ok(str(EXAMPLES / "django_last_resource.py"), json.dumps(given), "3", broker.address)
         assert said.count("order ") == 3
     assert len(sent(broker)) == 6
     assert sent(broker) == rows(mariadb, f"SELECT id, customer FROM {database['db']}.orders_django")

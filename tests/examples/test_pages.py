@@ -98,12 +98,6 @@ def test_the_function_of_the_error_reference_tells_the_three_endings(broker: Bro
     assert _rows(tmp_path) == ["ada"]
 
 
-INNER = {
-    "from txmq import Outbox": "from txmq.client.relay.relay import Relay; from txmq.outbox.outbox import Outbox",
-    "client.relay(outbox, connect=connect)": "Relay(client, outbox, connect)",
-}
-
-
 def _blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
 
@@ -123,7 +117,7 @@ class OutboxPage:
 
     def run_programs(self) -> str:
         """All of them, one after another, as one program."""
-        return _run("".join(_programs(self.page)), self.broker, INNER | {"/tmp/shop.db": str(self.database)})
+        return _run("".join(_programs(self.page)), self.broker, {"/tmp/shop.db": str(self.database)})
 
     def run_commands(self, place: int, changed: dict[str, str]) -> list[int]:
         """Those of one block; their statuses."""

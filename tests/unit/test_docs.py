@@ -121,7 +121,12 @@ def test_the_code_uses_every_word_of_the_glossary() -> None:
     assert [word for word in sorted(words) if re.sub(r"[-\s]", "", word).lower() not in joined] == []
 
 
-OTHERS_ERRORS = {"CancelledError", "IntegrityError", "OperationalError"}  # asyncio, DB-API drivers
+OTHERS_ERRORS = {
+    "CancelledError",
+    "DBAPIError",
+    "IntegrityError",
+    "OperationalError",
+}  # asyncio's, SQLAlchemy's, drivers'
 
 
 def test_the_names_of_txmq_on_the_pages_are_there() -> None:
