@@ -21,17 +21,17 @@ MODULES = {"django-admin": "django", "flask": "flask", "gunicorn": "gunicorn", "
 
 
 class PastedPage:
-    """``docs/how-to/<name>.md``; its database is a file of the folder."""
+    """One page, by its path; its database is a file of the folder."""
 
-    def __init__(self, name: str, folder: Path, broker: BrokerProcess) -> None:
+    def __init__(self, page: str, folder: Path, broker: BrokerProcess) -> None:
         self.folder, self._broker = folder, broker
-        self._text = (ROOT / f"docs/how-to/{name}.md").read_text("utf-8")
+        self.text = (ROOT / page).read_text("utf-8")
         changed = {ADDRESS: broker.address, "/tmp/": f"{folder}/", "--retry 5": "--retry 180 --retry-delay 1"}
         for written, here in changed.items():
-            self._text = self._text.replace(written, here)
+            self.text = self.text.replace(written, here)
         self.ports = {port: str(free_port()) for port in PORTS}
         for port, here in self.ports.items():
-            self._text = re.sub(rf"\b{port}\b", here, self._text)
+            self.text = re.sub(rf"\b{port}\b", here, self.text)
         self._programs = folder / "bin"
         self._programs.mkdir()
         python = f'exec {sys.executable} -m {{}} "$@"'
@@ -41,7 +41,7 @@ class PastedPage:
             self._program(program, python.format(module))
 
     def blocks(self, kind: str) -> list[str]:
-        return re.findall(rf"```{kind}\n(.*?)```", self._text, re.DOTALL)
+        return re.findall(rf"```{kind}\n(.*?)```", self.text, re.DOTALL)
 
     def files(self) -> dict[str, str]:
         """The blocks that say in their first line which file they are."""

@@ -18,7 +18,7 @@ print(take(RequestFactory().post("/"), "ben").status_code)
 
 
 def test_project_of_the_page_sends_what_it_says(tmp_path: Path, broker: BrokerProcess) -> None:
-    page = PastedPage("django", tmp_path, broker)
+    page = PastedPage("docs/how-to/django.md", tmp_path, broker)
     assert len(page.files()) == len(page.blocks("python")) - 1
     relay = next(block for block in page.blocks("python") if not block.startswith("# "))
     begin, serve, go_on = page.blocks("sh")

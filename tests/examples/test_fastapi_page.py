@@ -58,7 +58,7 @@ def rows(page: PastedPage) -> list[int]:
 
 
 def test_service_of_the_page_sends_what_it_commits(tmp_path: Path, broker: BrokerProcess) -> None:
-    page = PastedPage("fastapi", tmp_path, broker)
+    page = PastedPage("docs/how-to/fastapi.md", tmp_path, broker)
     page.write()
     begin, go_on, now = page.blocks("sh")
     shown = page.run(begin, go_on, AGAIN.format(port=page.ports["8000"]), now)
@@ -71,7 +71,7 @@ def test_service_of_the_page_sends_what_it_commits(tmp_path: Path, broker: Broke
 
 
 def test_last_resource_of_the_page_tells_what_became_of_orders(tmp_path: Path, broker: BrokerProcess) -> None:
-    page = PastedPage("fastapi", tmp_path, broker)
+    page = PastedPage("docs/how-to/fastapi.md", tmp_path, broker)
 
     async def main() -> None:
         async with running(at_once(page)["app"]) as web:
@@ -92,7 +92,7 @@ def test_last_resource_of_the_page_tells_what_became_of_orders(tmp_path: Path, b
 
 def test_service_ending_with_requests_in_flight_leaves_nothing_torn(tmp_path: Path, broker: BrokerProcess) -> None:
     """As uvicorn does after ``--timeout-graceful-shutdown``: requests are cancelled, and the lifespan ends at once."""
-    page = PastedPage("fastapi", tmp_path, broker)
+    page = PastedPage("docs/how-to/fastapi.md", tmp_path, broker)
     answered: set[int] = set()
 
     async def caller(web: httpx.AsyncClient, numbers: Iterator[int]) -> None:
@@ -121,7 +121,7 @@ def test_service_ending_with_requests_in_flight_leaves_nothing_torn(tmp_path: Pa
 
 
 def test_block_in_a_dependency_commits_both(tmp_path: Path, broker: BrokerProcess) -> None:
-    page = PastedPage("fastapi", tmp_path, broker)
+    page = PastedPage("docs/how-to/fastapi.md", tmp_path, broker)
     names = at_once(page)
     (dependency,) = (block for block in page.blocks("python") if not block.startswith("# ") and "Depends" in block)
     path, app = tmp_path / "fastapi_at_once.db", FastAPI()

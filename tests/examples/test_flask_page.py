@@ -35,7 +35,7 @@ def rows(path: Path, table: str) -> list[tuple[int, str]]:
 
 
 def test_service_of_the_page_sends_what_it_commits(tmp_path: Path, broker: BrokerProcess) -> None:
-    page = PastedPage("flask", tmp_path, broker)
+    page = PastedPage("docs/how-to/flask.md", tmp_path, broker)
     page.write()
     begin, go_on, _ = page.blocks("sh")
     twice = AGAIN.format(port=page.ports["8000"]).replace("43 44", "42 43")
@@ -47,7 +47,7 @@ def test_service_of_the_page_sends_what_it_commits(tmp_path: Path, broker: Broke
 
 
 def test_last_resource_of_the_page_answers_503_without_broker(tmp_path: Path, broker: BrokerProcess) -> None:
-    page = PastedPage("flask", tmp_path, broker)
+    page = PastedPage("docs/how-to/flask.md", tmp_path, broker)
     page.write()
     (_, _, at_once), port = page.blocks("sh"), page.ports["8001"]
     away = AWAY.format(pid=broker.pid, port=port, txid="0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 import txmq
+from tests.examples.pasting import PastedPage
 from txmq.cli.main import app
 from txmq.testing.processes.broker import BrokerProcess
 
@@ -35,8 +37,8 @@ def _run(program: str, broker: BrokerProcess, changed: dict[str, str]) -> str:
     return result.stdout
 
 
-def _rows(tmp_path: Path) -> list[str]:
-    with closing(sqlite3.connect(tmp_path / "rows.db")) as connection:
+def _rows(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
         return [customer for (customer,) in connection.execute("SELECT customer FROM orders")]
 
 
@@ -50,26 +52,32 @@ def test_examples_of_readme_write_a_row_and_message_each(broker: BrokerProcess, 
         assert _run(with_outbox, broker, database) == "0 0 b'created 42'\n"
         assert _run(last_resource, broker, database) == ""
         assert [message.value for message in client.browse("orders")] == [b"created 42", b"created 43"]
-    assert _rows(tmp_path) == ["ada", "ada"]
+    assert _rows(tmp_path / "rows.db") == ["ada", "ada"]
 
 
-def test_the_program_of_the_quickstart_commits_rows_and_messages(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_quickstart_pasted_whole_commits_rows_and_messages(broker: BrokerProcess, tmp_path: Path) -> None:
+    page = PastedPage("docs/quickstart.md", tmp_path, broker)
+    page.write()
+    _, serve, messages, with_outbox, at_once, topics = page.blocks("sh")
+    assert page.run(serve, messages).count("three") == 2  # as a line, and as JSON
+    (typed,) = re.findall(r"```\n(put .*?)\n```", page.text, re.DOTALL)
+    with socket.create_connection(("127.0.0.1", broker.port)) as telnet:
+        telnet.sendall(typed.replace("\n", "\r\n").encode())
+        assert telnet.recv(100).startswith(b"result 200 ")
+    shown = page.run(with_outbox, at_once)
+    assert "order 1\n" in shown
+    assert "COMMITTED" in shown
+    (last,) = [name for name in page.files() if name == "messages.py"]
+    program = (tmp_path / last).read_text("utf-8").replace("100_000", "10")
+    page.run(topics, f"python - <<'END'\n{program}END\n")
     with txmq.connect(broker.address) as client:
-        client.topics.create("orders", partitions=4)
-        shown = _run(_programs("docs/quickstart.md")[0], broker, {"/tmp/shop.db": str(tmp_path / "rows.db")})
-        assert "COMMITTED" in shown
-        assert [(message.key, message.value) for message in client.browse("orders")] == [(b"ada", b"created")]
-    assert _rows(tmp_path) == ["ada"]
-
-
-def test_last_program_of_quickstart_needs_nothing_of_those_before_it(broker: BrokerProcess) -> None:
-    with txmq.connect(broker.address) as client:
-        for topic in ("orders", "payments", "audit"):
-            client.topics.create(topic)
-        _run(_programs("docs/quickstart.md")[-1], broker, {"100_000": "10"})
-        shown = [(message.topic, message.value) for topic in ("payments", "audit") for message in client.browse(topic)]
-        assert shown == [("payments", b"42 paid"), ("audit", b"ada paid 42")]
-        assert len(list(client.browse("orders"))) == 11
+        shown_at = {
+            topic: [message.value for message in client.browse(topic)] for topic in ("orders", "payments", "audit")
+        }
+    assert (shown_at["payments"], shown_at["audit"]) == ([b"42 paid"], [b"ada paid 42"])
+    assert len(shown_at["orders"]) == 3 + 1 + 2 + 11
+    assert {b"created 1", b"created", b"hello"} < set(shown_at["orders"])
+    assert [_rows(tmp_path / name) for name in ("shop.db", "at_once.db")] == [["ada"], ["ada"]]
 
 
 def test_the_tests_on_the_page_about_testing_pass(tmp_path: Path) -> None:
@@ -95,7 +103,7 @@ def test_the_function_of_the_error_reference_tells_the_three_endings(broker: Bro
         assert client.outcome(txid) is txmq.Outcome.COMMITTED
         broker.kill()
         assert names["take"](producer, shop) == "try again"
-    assert _rows(tmp_path) == ["ada"]
+    assert _rows(path) == ["ada"]
 
 
 def _blocks(page: str, language: str) -> list[str]:
