@@ -80,6 +80,12 @@ def test_quickstart_pasted_whole_commits_rows_and_messages(broker: BrokerProcess
     assert [_rows(tmp_path / name) for name in ("shop.db", "at_once.db")] == [["ada"], ["ada"]]
 
 
+def test_workers_that_gunicorn_forks_relay_what_they_commit(broker: BrokerProcess, tmp_path: Path) -> None:
+    page = PastedPage("docs/how-to/forks.md", tmp_path, broker)
+    page.write()
+    assert page.run(*page.blocks("sh")).endswith("taken: /42\n")
+
+
 def test_the_tests_on_the_page_about_testing_pass(tmp_path: Path) -> None:
     (tmp_path / "test_orders.py").write_text(_programs("docs/how-to/testing.md")[0], "utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", "utf-8")
