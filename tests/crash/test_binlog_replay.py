@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -13,10 +15,14 @@ from tools.crash.binlog.checker import Checker
 from tools.crash.binlog.decoded import binlog_files, read_binlog
 from tools.crash.binlog.directory import BinlogCampaignDirectory
 from tools.crash.binlog.lost import put_back
-from tools.crash.binlog.processes import REPLAY_OPTIONS
+from tools.crash.binlog.plan import READER, SOURCE
+from tools.crash.binlog.processes import REPLAY_OPTIONS, Processes
 from tools.crash.binlog.replay import Replay
 from tools.crash.binlog.table_check import TableCheck, TableDifference, lost_rows
 from tools.crash.binlog.tables import BY_NAME, DATABASE
+from tools.crash.doors import OPEN
+from tools.crash.faults import Fault
+from tools.crash.processes import Child
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 
@@ -32,7 +38,7 @@ class Sides:
     """A source with a binlog, its replay, and a target with the same rows."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self._world = BinlogCampaignDirectory(directory)
+        self.directory, self._world = directory, BinlogCampaignDirectory(directory)
         self.source = stack.enter_context(MariaDB(self._world.source, binary_log=True))
         self.target = stack.enter_context(MariaDB(self._world.target))
         self.replay = Replay(MariaDB(self._world.replay, options=REPLAY_OPTIONS))
@@ -44,6 +50,15 @@ class Sides:
         ((last,),) = self.source.execute("SELECT @@gtid_binlog_pos")
         self.gtids = [f"0-1-{int(str(last).rpartition('-')[2]) - behind}" for behind in (1, 0)]
         self.catch_up()
+
+    def processes(self) -> Processes:
+        """Those of a campaign, with this source, and a reader that looks for a row as soon as it can."""
+        made = Processes(self._world, random.Random(0), lambda: True, OPEN)
+        made.source = self.source
+        arguments = json.dumps(self.source.connect_arguments(tcp=True))
+        query = f"SELECT COUNT(*) FROM {OTHER} WHERE id = 'a003'"
+        made.reader = Child(READER, self.directory, lambda _: ["tests.crash.looking_reader", arguments, query])
+        return made
 
     @property
     def _files(self) -> list[Path]:
@@ -158,6 +173,23 @@ def test_prepared_rows_without_an_end_hold_up_nothing(sides: Sides) -> None:
     assert [one.rows for one in sides.differences(sides.target) if one.rule == "C1"] == [((TABLE, "k9"),)]
     sides.target.execute(row % 21)
     assert sides.differences(sides.target) == []
+
+
+def test_nobody_reads_killed_source_before_it_is_whole(sides: Sides) -> None:
+    """Found: a snapshot was read in between, and a later change did not fit the target."""
+    processes = sides.processes()
+    _run(sides.source, f"INSERT INTO {OTHER} (id, stamp) VALUES ('a003', 1)", f"DELETE FROM {OTHER} WHERE id = 'a003'")
+    _run_unlogged(sides.source, f"INSERT INTO {OTHER} (id, stamp) VALUES ('a003', 1)")
+    told = sides.directory / "reader.log"
+    processes.reader.start()
+    try:
+        eventually(lambda: told.exists() and "connected" in told.read_text(), "the reader is connected")
+        processes.befall(Fault("kill", (SOURCE,), 0.0))
+        eventually(lambda: len(told.read_text().split()) == 2, "the reader is connected again, and has looked")
+    finally:
+        processes.reader.kill()
+    assert told.read_text().split() == ["connected", "0"]
+    assert len(processes.lost) == 1
 
 
 def _prepared(xid: str, *changes: str) -> list[str]:

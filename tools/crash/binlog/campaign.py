@@ -12,7 +12,7 @@ come to the target. Every ``check_every`` cycles the load comes to rest, and thr
 * nothing ended by itself.
 
 What the source itself does not have of its binlog is noted, and is no finding: a killed server's engine has lost it.
-When the source is started again that is put back (``lost``), before the load goes on.
+When the source is started again that is put back (``lost``), before load and reader go on.
 
 Then a new sync begins, with topics of its own and an empty target: transactional and ordered in turn, of which the
 first is the seed's.

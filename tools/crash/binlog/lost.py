@@ -3,8 +3,8 @@
 Theory of operation. MariaDB 10.11 commits an XA transaction in one phase as it commits any other: the engine prepares,
 the binlog has the transaction, the engine commits. A kill between the last two leaves it prepared under the xid, which
 the binlog does not name: recovery does not know it again. The load does not either, and rolls it back. Every reader of
-the binlog has it. If the load changed the same rows again, the binlog would contradict itself, and an applier would
-stop with a conflict, as a replica does.
+the binlog has it. If the load changed the same rows again, the binlog would contradict itself; and a snapshot that was
+read meanwhile stands at a position that its rows do not have. An applier would stop with a conflict, as a replica does.
 
 So the last transactions of the killed server's file are looked for in its tables. Each change of a row has a stamp of
 its own. If one is missing, what is prepared and unknown to the binlog is rolled back, and the missing one is run again;
@@ -45,7 +45,7 @@ IsThere = Callable[[Key, Image | None], bool | None]
 
 
 def put_back(server: MariaDB, files: Sequence[Path]) -> list[str]:
-    """Run again what a server's engine has lost of the end of its binlog; nobody writes meanwhile.
+    """Run again what a server's engine has lost of the end of its binlog; nobody writes or reads meanwhile.
 
     Args:
         files: up to the one that was written to when the server was killed.

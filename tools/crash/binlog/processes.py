@@ -14,7 +14,7 @@ from tools.crash.binlog.plan import APPLIER, BROKER, LOAD, READER, SOURCE, TARGE
 from tools.crash.binlog.replay import Replay
 from tools.crash.doors import OPERATOR, Doors, Grant
 from tools.crash.faults import KILLED, POINT_S, Fault, Victim, Victims
-from tools.crash.processes import CampaignError, Child
+from tools.crash.processes import CampaignError, Child, pause
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
@@ -99,14 +99,19 @@ class Processes(Victims):
                 raise CampaignError(f"{child.name} ended by itself, with {child.status}\n{text}")
 
     def _kill(self, victims: Sequence[Victim], fault: Fault) -> None:
-        if self.source not in victims:
-            super()._kill(victims, fault)
-            return
-        self.source.kill()
-        self.load.pause()  # it writes nothing until the source is whole
-        super()._kill(victims, fault)
-        self.lost += put_back(self.source, self.binlog_files()[:-1])
-        self.load.resume()
+        """Nobody writes to a killed source, or reads its rows, before it has all that its binlog has."""
+        for victim in victims:
+            victim.kill()
+        pause(fault.away_s)
+        clients = (self.load, self.reader) if self.source in victims else ()
+        for client in clients:
+            client.pause()
+        for victim in victims:
+            victim.start()
+            if victim is self.source:
+                self.lost += put_back(self.source, self.binlog_files()[:-1])
+        for client in clients:
+            client.resume()
 
     def binlog_files(self) -> list[Path]:
         """Of the source; the last one is being written."""
