@@ -274,6 +274,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
         "broker", "transactions", "resources", "topics", "offsets", "chains", "config"
     }  # fmt: skip
     assert as_json(broker, "stats", "resources") == []
+    assert b"in_doubt" in ok(broker, "stats", "transactions")
     of_topic, config, lines = (as_json(broker, "stats", item) for item in ("orders", "config", "help"))
     assert isinstance(of_topic, dict)
     assert (of_topic["accept_read"], of_topic["offsets"]) == (True, held)

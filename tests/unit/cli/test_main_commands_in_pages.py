@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,17 @@ PROGRAMS = [program.relative_to(ROOT).as_posix() for program in sorted((ROOT / "
 PAGES = ["README.md", *(page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "docs").rglob("*.md")))]
 PAGES += PROGRAMS
 _IN_TICKS = re.compile(r"`(txmq [a-z][^`]*)`")
-_IN_SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_SHELL = ("sh", "")
 _IN_DOCSTRING = re.compile(r"^    ((?:\S.* \| )?txmq .*)$", re.MULTILINE)  # of an example, which shows how it is run
+NOT_RUN = "not run"
 _CHOICE = re.compile(r"^[a-z]+(\|[a-z]+)+$")
 
 
 def _named(text: str) -> Iterator[str]:
     yield from _IN_TICKS.findall(text)
-    for block in _IN_SHELL.findall(text) + _IN_DOCSTRING.findall(text.partition("from __future__")[0]):
+    blocks = [block for language, block in _BLOCK.findall(text) if language in _SHELL]
+    for block in blocks + _IN_DOCSTRING.findall(text.partition("from __future__")[0]):
         for line in block.splitlines():
             for command in re.split(r"[|;&](?:\s|$)", line.split(" # ")[0]):
                 if command.strip().startswith("txmq "):
@@ -88,6 +92,19 @@ def test_the_pages_for_operators_name_commands() -> None:
     assert sum(len(list(_named((ROOT / page).read_text("utf-8")))) for page in PAGES) > 20
     assert _fault(["txmq", "tx", "nonsense"]) == "no command 'nonsense'"
     assert _fault(["txmq", "tx", "list", "--nonsense"]) == "no option ['--nonsense']"
+
+
+def test_each_command_of_operators_pages_is_run_or_told() -> None:
+    known = tomllib.loads(Path(__file__).with_name("commands_of_pages.toml").read_text("utf-8"))
+    named = {command for page in known["pages"] for command in _named((ROOT / page).read_text("utf-8"))}
+    runs = known["commands"]
+    assert named ^ runs.keys() == set()
+    gone = []
+    for command, told in runs.items():
+        path, _, name = told.partition("::")
+        if not (told.startswith(NOT_RUN) or f"def {name}(" in (ROOT / path).read_text("utf-8")):
+            gone.append((command, told))
+    assert gone == []
 
 
 def test_the_commands_of_an_advice_exist() -> None:
