@@ -33,6 +33,7 @@ from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
 from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, run, silence_copy
 from txmq.xa.database.dialects import Dialect
+from txmq.xa.database.idle_sessions import IdleLimit
 from txmq.xa.database.marker_schema import create_tables, look_for_key, statements
 from txmq.xa.database.marker_table import DatabaseIdentity, MarkerTable
 from txmq.xa.database.sqlite_file import main_file
@@ -56,6 +57,7 @@ class DatabaseSession:
         begun_at: when the next transaction was begun on it ahead of time, on the monotonic clock.
         is_answer_owed: the answer to that is unread.
         compound: what is prepared on it.
+        idle_limit: what MySQL or MariaDB was told about blocks that stand still.
     """
 
     __slots__ = (
@@ -65,6 +67,7 @@ class DatabaseSession:
         "clock_ahead_ms",
         "compound",
         "connection",
+        "idle_limit",
         "is_answer_owed",
         "is_bound_to_thread",
         "table",
@@ -75,7 +78,7 @@ class DatabaseSession:
         self.connection, self.table = connection, table
         self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
-        self.compound, self.is_answer_owed = Compound(), False
+        self.compound, self.idle_limit, self.is_answer_owed = Compound(), IdleLimit(), False
 
     def on(self, connection: Any) -> DatabaseSession:
         """The same session on this connection; None: without a reference to one."""

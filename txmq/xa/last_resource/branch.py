@@ -28,8 +28,9 @@ from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutErr
 from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_error, is_integrity_error, limit_of, run
-from txmq.xa.database.dialects import waiting_shortly
+from txmq.xa.database.dialects import Dialect, waiting_shortly
 from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
+from txmq.xa.database.idle_sessions import idle_s
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import commit, discard_results, send
@@ -98,7 +99,7 @@ class Branch:
         self._limit.begin(max(timeout_s, WAIT_S_MIN))
         try:
             with self._limit:
-                self._begin(session)
+                self._begin(session, timeout_s)
         except BaseException as error:
             self._limit.end()
             self._end_turn()
@@ -106,26 +107,29 @@ class Branch:
                 raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
 
-    def _begin(self, session: DatabaseSession) -> None:
-        is_begun, checked = self._is_begun(session), session.checked
+    def _begin(self, session: DatabaseSession, timeout_s: float) -> None:
+        is_begun, checked, dialect = self._is_begun(session), session.checked, session.table.dialect
+        if self._is_own and dialect.name == "mysql" and session.idle_limit.set(session.connection, timeout_s):
+            is_begun = False
         # Before BEGIN: measuring takes a transaction of its own.
         self._deadline_base_ms = self.resource.installation.deadline_ms(session, 0.0)
         if not is_begun or session.checked != checked:
-            self._begin_now(session.connection, session.table.dialect.begin, session.table.place)
+            self._begin_now(session.connection, dialect, session.table.place, timeout_s)
 
-    def _begin_now(self, connection: Any, begin: str, place: WriterTurn | None) -> None:
+    def _begin_now(self, connection: Any, dialect: Dialect, place: WriterTurn | None, timeout_s: float) -> None:
         if self._session.takes_packets:
-            _, error = send(connection, (begin, f"SAVEPOINT {SAVEPOINT}"), in_one_packet=True)
+            _, error = send(connection, (dialect.begin, f"SAVEPOINT {SAVEPOINT}"), in_one_packet=True)
             if error is not None:
                 raise error
             return
         if place is not None:
-            self._turn = place.begin(connection, begin)
-        elif begin:
-            run(connection, begin)
-        for statement in self._session.table.dialect.settings:
+            self._turn = place.begin(connection, dialect.begin)
+        elif dialect.begin:
+            run(connection, dialect.begin)
+        for statement in dialect.settings:
             run(connection, statement)
-        run(connection, f"SAVEPOINT {SAVEPOINT}")
+        ahead = f"{dialect.limits_idle.format(idle_s(timeout_s))}; " if dialect.limits_idle else ""
+        run(connection, f"{ahead}SAVEPOINT {SAVEPOINT}")
 
     def _is_begun(self, session: DatabaseSession) -> bool:
         """Whether the COMMIT of the transaction before has begun this one; once."""

@@ -135,7 +135,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         self, session: MySQLSession, txid: str, timeout_s: float, limit: CallLimit, *, is_own: bool
     ) -> MySQLBranch:  # fmt: skip
         if is_own:
-            session.idle_limit.set(session, timeout_s)
+            session.idle_limit.set(session.connection, timeout_s)
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
         committed_at, session.committed_at = session.committed_at, float("-inf")
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from txmq.xa.database.idle_sessions import IdleLimit
 from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server
@@ -14,16 +13,14 @@ class MySQLSession(DatabaseSession):
 
     Attributes:
         committed_at: when the server has answered to its last branch's commit, on the monotonic clock; once.
-        idle_limit: what it was told about blocks that stand still.
         may_start_late: for ``LateStart``. A wrapper is there to see each statement by itself.
     """
 
-    __slots__ = ("committed_at", "idle_limit", "may_start_late", "server")
+    __slots__ = ("committed_at", "may_start_late", "server")
 
     def __init__(self, verified: DatabaseSession, server: Server) -> None:
         super().__init__(verified.connection, verified.table)
         self.clock_ahead_ms, self.checked, self.server = verified.clock_ahead_ms, verified.checked, server
-        self.idle_limit = IdleLimit()
         self.committed_at, driver = float("-inf"), of_driver(verified.connection)
         is_plain = issubclass(type(driver), mysql_driver().connections.Connection) and hasattr(driver, "send_query")
         self.may_start_late = server.takes_packets and is_plain
