@@ -18,6 +18,8 @@
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make fuzz      SECONDS=300: random first bytes at a broker's door, for plaintext and TLS; others are served meanwhile.
 #                Then odd values that a broker keeps for others: half the time each
+# make drawn     ROWS=10000 SEED=33: rows with a drawn value of every type, in every character set, through a binlog sync: events and
+#                copy as the server's own SELECT shows them
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
 # make house     the layout of txmq/ in figures, and the places that break its rules
@@ -37,6 +39,8 @@ FAULTS ?= 43
 SEEDS ?= 500
 MINUTES ?= 10
 SECONDS ?= 300
+ROWS ?= 10000
+SEED ?= 33
 WORKERS ?= 2
 SERVICE_WORKERS ?= 3
 COMPILED ?= 1
@@ -46,7 +50,7 @@ export PY
 # Where it is set, each of a thousand short processes compiles all its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-binlog demo-cluster demo-audit test test-mysql test-compiled check pythons compiled wheel bench bench-peers crash soak fuzz simulate docs house clean
+.PHONY: demo demo-binlog demo-cluster demo-audit test test-mysql test-compiled check pythons compiled wheel bench bench-peers crash soak fuzz drawn simulate docs house clean
 
 .venv/.core: pyproject.toml .ci/setup
 	@.ci/setup core
@@ -158,6 +162,9 @@ fuzz: .venv/.dev
 
 soak: .venv/.dev
 	$(BIN)/python -m tools.soak --minutes $(MINUTES) --json build/soak.json
+
+drawn: .venv/.dev
+	TXMQ_DRAWN_ROWS=$(ROWS) TXMQ_DRAWN_SEED=$(SEED) $(BIN)/pytest -q --timeout 7200 tests/services/binlog/test_drawn_values.py
 
 simulate: .venv/.dev
 	$(BIN)/python -m tools.simulation --seeds $(SEEDS)

@@ -1,8 +1,8 @@
 """Values drawn at random, of every type and in every character set: as the server's own SELECT shows them.
 
 A snapshot reads half of the rows, the stream has the others and changes, and the applier makes a copy. The events, and
-the copy, are held against a SELECT of the source. ``TXMQ_DRAWN_ROWS`` says how many rows are drawn, each of which has a
-value in every column: 10,000 of them are for a run by hand.
+the copy, are held against a SELECT of the source. ``make drawn`` draws more rows, each of which has a value in every
+column, or others (``TXMQ_DRAWN_ROWS``, ``TXMQ_DRAWN_SEED``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
 
-ROWS = int(os.environ.get("TXMQ_DRAWN_ROWS", "300"))
+ROWS, SEED = int(os.environ.get("TXMQ_DRAWN_ROWS", "300")), int(os.environ.get("TXMQ_DRAWN_SEED", "33"))
 ROWS_PER_INSERT = 40  # below transaction_rows_max of the replica: an insert is one transaction of it
 WAIT_S = 300.0
 Draw = Callable[[random.Random], str]
@@ -240,7 +240,7 @@ def test_drawn_values_come_as_the_server_shows_them(
 ) -> None:
     for database in ("shop", "copy_shop"):
         server.make_database_anew(database)
-    drawn, has_snapshot = random.Random(33), Ability.SNAPSHOTS in server.program.abilities
+    drawn, has_snapshot = random.Random(SEED), Ability.SNAPSHOTS in server.program.abilities
     kinds, half = columns(server, drawn), ROWS // 2
     declared = ", ".join(f"c{place} {kind.declared}" for place, kind in enumerate(kinds))
     with txmq.connect(shared_broker.address) as client:
