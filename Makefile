@@ -68,6 +68,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .venv/.peers: .venv/.dev
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[peers]' || echo "goes on without its peers' clients"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[queues]' || echo "goes on without queues in PostgreSQL"
 	@touch $@
 
 .venv/.docs: .venv/.dev

@@ -14,6 +14,7 @@ from bench.rows import (
     groups,
     last_resource,
     ordered,
+    outbox,
     peers,
     process,
     put,
@@ -25,6 +26,6 @@ from bench.rows import (
 
 ROWS: tuple[Row, ...] = (
     *put.ROWS, *tls.ROWS, *client.ROWS, *groups.ROWS, *ordered.ROWS, *transactions.ROWS, *aio.ROWS,
-    *last_resource.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS, *binlog_replica.ROWS,
-    *spark.ROWS, *peers.ROWS, *brokers.ROWS,
+    *last_resource.ROWS, *outbox.ROWS, *xa.ROWS, *process.ROWS, *backlog.ROWS, *cluster.ROWS, *binlog.ROWS,
+    *binlog_replica.ROWS, *spark.ROWS, *peers.ROWS, *brokers.ROWS,
 )  # fmt: skip

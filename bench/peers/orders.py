@@ -1,8 +1,9 @@
 """A row and its message: what a service does for an order, until a reader in another process has the message.
 
-Three ways over the same database: txmq's last resource; the row and an outbox row in one commit, which a relay brings
-into a peer (``relay.py``); and that commit alone, which has moved no message yet. The first two are measured until the
-last message has arrived, with everything running: service, database, broker, relay and reader.
+Ways over the same database: txmq's last resource; txmq's outbox, whose relay is a process of its own or a thread of the
+service (``own_outbox.py``); the row and an outbox row in one commit, which a relay brings into a peer (``relay.py``);
+and that commit alone, which has moved no message yet. All but the last are measured until the last message has arrived,
+with everything running: service, database, broker, relay and reader.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import txmq
 from bench.model import Measure
-from bench.peers.helpers import Arrived, arrivals, helper
+from bench.peers.helpers import Arrived, Helper, arrivals, helper
 from bench.peers.model import TOPICS, Peer, Running, value_of
-from bench.peers.relay import POLL_S, relay
+from bench.peers.relay import MOVE, POLL_S, relay
 from bench.peers.works import CALLERS, Pace, delays, next_number
 from bench.rows.databases import ORDER, OUTBOX, VALUE, Database
 from txmq.testing.bench.limits import cpu_seconds
@@ -83,7 +85,7 @@ def last_resource(peer: Peer, running: Running, database: Database, stack: ExitS
         return last.moment
 
     arrived = stack.enter_context(arrivals(peer, running.address))
-    return Service(lambda: order, arrived, lambda: {**_server(database), "CPU: broker": running.pids()})
+    return Service(lambda: order, arrived, lambda: {**server(database), "CPU: broker": running.pids()})
 
 
 def outbox(peer: Peer, running: Running, database: Database, stack: ExitStack, poll_s: float = POLL_S) -> Service:
@@ -91,19 +93,27 @@ def outbox(peer: Peer, running: Running, database: Database, stack: ExitStack, p
     arrived = stack.enter_context(arrivals(peer, running.address))
     moving = stack.enter_context(helper(relay, database.connect, database.claim, peer, running.address, poll_s))
 
+    return Service(lambda: _both_rows(database), arrived, pids_with(database, running, moving), partial(moved, moving))
+
+
+def pids_with(database: Database, running: Running, moving: Helper) -> Callable[[], Mapping[str, Sequence[int]]]:
+    """The processes of an outbox with a relay in a process of its own."""
+
     def pids() -> Mapping[str, Sequence[int]]:
         own = {"CPU: broker": running.pids(), "CPU: relay": [moving.process.pid or 0]}
-        return {**_server(database), **own}
+        return {**server(database), **own}
 
-    @contextmanager
-    def moved() -> Iterator[None]:
-        moving.ask("move")
-        try:
-            yield
-        finally:
-            moving.ask("rest")
+    return pids
 
-    return Service(lambda: _both_rows(database), arrived, pids, moved)
+
+@contextmanager
+def moved(moving: Helper) -> Iterator[None]:
+    """A relay's process works for as long as the block lasts."""
+    moving.ask(MOVE)
+    try:
+        yield
+    finally:
+        moving.ask("rest")
 
 
 def outbox_alone(database: Database, _: ExitStack) -> Service:
@@ -112,11 +122,16 @@ def outbox_alone(database: Database, _: ExitStack) -> Service:
     @contextmanager
     def emptied() -> Iterator[None]:
         yield
-        with closing(database.connect()) as connection:
-            connection.cursor().execute("DELETE FROM outbox")
-            connection.commit()
+        empty(database)
 
-    return Service(lambda: _both_rows(database), None, lambda: _server(database), emptied)
+    return Service(lambda: _both_rows(database), None, lambda: server(database), emptied)
+
+
+def empty(database: Database) -> None:
+    """Take all rows out of the outbox that is no txmq's."""
+    with closing(database.connect()) as connection:
+        connection.cursor().execute(database.empty)
+        connection.commit()
 
 
 def _both_rows(database: Database) -> Order:
@@ -136,7 +151,8 @@ def _both_rows(database: Database) -> Order:
     return order
 
 
-def _server(database: Database) -> Mapping[str, Sequence[int]]:
+def server(database: Database) -> Mapping[str, Sequence[int]]:
+    """The database's process."""
     pid = database.pid()
     return {} if pid is None else {"CPU: database": [pid]}
 

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from bench.model import Measure, NotMeasuredError, Result, Row, Surroundings
-from bench.peers import orders
+from bench.peers import backlog, orders, queue
 from bench.peers.catalogue import OWN
 from bench.peers.model import Peer, Running
+from bench.peers.own_outbox import own_outbox, woken_outbox
+from bench.peers.queues import OWN_QUEUE, QUEUES, Queue
 from bench.peers.syncs import syncs_of
 from bench.peers.works import WORKS, Pace, Work
-from bench.rows.databases import Database, mariadb
+from bench.rows.databases import Database, mariadb, postgresql_server
 from txmq.testing.bench.limits import cpu_seconds
 
 ROUNDS = 5
 SECONDS, QUICK_SECONDS = 1.0, 0.3
-ORDERS, SYNCS = "orders", "syncs"
+ORDERS, BACKLOG, QUEUE, SYNCS = "orders", "backlog", "queue", "syncs"
 LAST_RESOURCE, OUTBOX_ALONE = "orders-last-resource", "peer-orders-outbox-alone"
+OUTBOX, OUTBOX_WOKEN, OUTBOX_BACKLOG = "orders-outbox", "orders-outbox-woken", "backlog-outbox"
 SYNC_UNITS = {"syncs": "per message", "syncs, tx": "per transaction"}
-WORK_NAMES = (*(work.name for work in WORKS), ORDERS, SYNCS)
+WORK_NAMES = (*(work.name for work in WORKS), ORDERS, BACKLOG, QUEUE, SYNCS)
 
 Say = Callable[[str], None]
 
@@ -79,6 +82,11 @@ def relay_name(peer: Peer) -> str:
     return f"peer-orders-into-{peer.name}"
 
 
+def backlog_name(peer: Peer) -> str:
+    """The name of the row with a backlog that goes into a peer."""
+    return f"peer-backlog-into-{peer.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The plan of a run.
@@ -117,8 +125,15 @@ def groups(started: Peers, plan: Plan, stack: ExitStack) -> Iterator[Sequence[Ro
     for work in WORKS:
         if work.name in plan.works:
             yield [work_row(peer, work, partial(started.of, peer), pace) for peer in started.peers]
-    if ORDERS in plan.works:
-        yield list(_order_rows(started, _database(plan.directory, stack), pace))
+    if ORDERS in plan.works or BACKLOG in plan.works:
+        database = _database(plan.directory, stack)
+        if ORDERS in plan.works:
+            yield list(_order_rows(started, database, pace))
+        if BACKLOG in plan.works:
+            rows = int(backlog.ROWS * min(1.0, plan.seconds / SECONDS))
+            yield list(_backlog_rows(started, database, rows))
+    if QUEUE in plan.works:
+        yield list(_queue_rows(started, _postgresql(plan.directory, stack), pace))
     if SYNCS in plan.works:
         yield [_syncs_row(started, peer) for peer in started.peers]
 
@@ -162,13 +177,18 @@ def _order_rows(started: Peers, database: Database | str, pace: Pace) -> Iterato
 
     yield row(OUTBOX_ALONE, "row + outbox row in one commit, no message moved", orders.outbox_alone)
     if OWN in started.peers:
-        yield row(LAST_RESOURCE, "txmq last resource", partial(_with_last_resource, started))
+        yield row(LAST_RESOURCE, "txmq last resource", partial(_with_own, started, orders.last_resource))
+        yield row(OUTBOX, "txmq outbox, its relay in a process of its own", partial(_with_own, started, own_outbox))
+        yield row(OUTBOX_WOKEN, "txmq outbox, its relay in the service", partial(_with_own, started, woken_outbox))
     for peer in started.peers:
         yield row(relay_name(peer), f"outbox and relay into {peer.title}", partial(_with_relay, started, peer))
 
 
-def _with_last_resource(started: Peers, database: Database, stack: ExitStack) -> orders.Service:
-    return orders.last_resource(OWN, started.of(OWN), database, stack)
+_OwnMake = Callable[[Peer, Running, Database, ExitStack], orders.Service]
+
+
+def _with_own(started: Peers, make: _OwnMake, database: Database, stack: ExitStack) -> orders.Service:
+    return make(OWN, started.of(OWN), database, stack)
 
 
 def _with_relay(started: Peers, peer: Peer, database: Database, stack: ExitStack) -> orders.Service:
@@ -181,6 +201,57 @@ def _orders(make: orders.Make, database: Database | str, pace: Pace, _: Surround
         raise NotMeasuredError(database)
     with ExitStack() as stack:
         yield orders.measured(make(database, stack), pace)
+
+
+def _backlog_rows(started: Peers, database: Database | str, rows: int) -> Iterator[Row]:
+    def row(name: str, title: str, make: backlog.Make) -> Row:
+        @contextmanager
+        def opened(_: Surroundings) -> Iterator[Measure]:
+            if isinstance(database, str):
+                raise NotMeasuredError(database)
+            with make(database, rows) as measure:
+                yield measure
+
+        return Row(name, f"backlog of {rows:,} rows (MariaDB): {title}", opened, backlog.UNITS, repeats=1)
+
+    if OWN in started.peers:
+        yield row(OUTBOX_BACKLOG, "txmq outbox", lambda *given: backlog.into_own(started.of(OWN), *given))
+    for peer in started.peers:
+        make = partial(_backlog_into, started, peer)
+        yield row(backlog_name(peer), f"an unordered relay into {peer.title}", make)
+
+
+def _backlog_into(started: Peers, peer: Peer, database: Database, rows: int) -> AbstractContextManager[Measure]:
+    return backlog.into_peer(peer, started.of(peer), database, rows)
+
+
+def _postgresql(directory: Path, stack: ExitStack) -> Callable[[], str]:
+    """What gives PostgreSQL's address, or raises why there is none."""
+    own = directory / "postgresql"
+    own.mkdir()
+    try:
+        server = stack.enter_context(postgresql_server(own))
+    except NotMeasuredError as error:
+        missing = str(error)
+
+        def refuse() -> str:
+            raise NotMeasuredError(missing)
+
+        return refuse
+    return lambda: f"postgresql://postgres@127.0.0.1:{server.port}/{server.database}"
+
+
+def _queue_rows(started: Peers, dsn: Callable[[], str], pace: Pace) -> Iterator[Row]:
+    def row(one: Queue) -> Row:
+        @contextmanager
+        def opened(_: Surroundings) -> Iterator[Measure]:
+            address = started.of(OWN).address if one == OWN_QUEUE else ""
+            with queue.measured(one, dsn(), address, pace) as measure:
+                yield measure
+
+        return Row(one.name, f"row and message (PostgreSQL, asyncpg), until handled: {one.title}", opened, queue.UNITS)
+
+    yield from (row(one) for one in QUEUES if one != OWN_QUEUE or OWN in started.peers)
 
 
 def alternate(results: Sequence[Result], plan: Plan, say: Say) -> None:

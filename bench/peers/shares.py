@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from bench.model import Bound, Result, Row, Surroundings
 from bench.peers.catalogue import KAFKA_FLUSH, OWN
 from bench.peers.model import Peer
-from bench.peers.run import LAST_RESOURCE, OUTBOX_ALONE, relay_name, row_name
+from bench.peers.queue import ALL, ONE
+from bench.peers.queues import OWN_QUEUE, PEER_QUEUES
+from bench.peers.run import LAST_RESOURCE, OUTBOX, OUTBOX_ALONE, relay_name, row_name
 from bench.peers.works import BY_TASKS, CALLERS, TRANSACTIONS
 
 _ONE, _ALL = "rate, 1 thr", f"rate, {CALLERS} thr"
@@ -48,6 +50,18 @@ _ORDERS = (
         "last resource beside outbox and relay, both running, into txmq", LAST_RESOURCE, relay_name(OWN),
         (Share(_ALL, 100), Share(f"p50, {CALLERS} thr", 10, at_least=False)),
     ),
+    Beside(
+        "outbox and its relay beside row + outbox row in one commit, no message moved", OUTBOX, OUTBOX_ALONE,
+        (Share(_ONE, 75),),
+    ),
+    Beside("outbox and its relay beside an unordered relay into txmq", OUTBOX, relay_name(OWN), (Share(_ALL, 100),)),
+    *(
+        Beside(
+            f"outbox and its relay (PostgreSQL) beside {queue.title}", OWN_QUEUE.name, queue.name,
+            (Share(ONE, 120), Share(ALL, 200), Share("p50", 150, at_least=False)),
+        )
+        for queue in PEER_QUEUES
+    ),
 )  # fmt: skip
 
 
@@ -80,7 +94,7 @@ def _transactions(peers: Sequence[Peer]) -> Iterator[Beside]:
 def _result(beside: Beside, own: Result, other: Result) -> Result:
     bounds = tuple(Bound(share.figure, share.limit, "%", share.at_least) for share in beside.shares)
     units = {share.figure: "%" for share in beside.shares}
-    result = Result(Row(f"share-{beside.other}", beside.title, _never_opened, units, bounds))
+    result = Result(Row(f"share-{beside.own}-{beside.other}", beside.title, _never_opened, units, bounds))
     for share in beside.shares:
         pairs = zip(own.samples[share.figure], other.samples[share.figure], strict=False)
         result.samples[share.figure] = [100 * ours / theirs for ours, theirs in pairs]

@@ -10,13 +10,30 @@ from bench.model import Result
 from bench.page import Chart, Line
 from bench.peers.model import IN_FLIGHT, Peer
 from bench.peers.orders import CPU_PARTS
-from bench.peers.run import LAST_RESOURCE, ORDERS, OUTBOX_ALONE, SYNCS, relay_name, row_name
+from bench.peers.queue import ALL, ONE
+from bench.peers.queues import QUEUES
+from bench.peers.run import (
+    BACKLOG,
+    LAST_RESOURCE,
+    ORDERS,
+    OUTBOX,
+    OUTBOX_ALONE,
+    OUTBOX_BACKLOG,
+    OUTBOX_WOKEN,
+    QUEUE,
+    SYNCS,
+    backlog_name,
+    relay_name,
+    row_name,
+)
 from bench.peers.works import ALONE, BY_TASKS, CALLERS, DELIVERY, FLYING, TASKS, TRANSACTIONS
 from txmq.testing.bench.limits import busy
 from txmq.testing.bench.model import amount
 
 _ORDER_TITLES = {
     LAST_RESOURCE: "txmq, last resource",
+    OUTBOX: "txmq, outbox",
+    OUTBOX_WOKEN: "txmq, outbox, relay in the service",
     OUTBOX_ALONE: "row + outbox row, no message moved",
 }
 
@@ -53,6 +70,12 @@ _ORDERING = (
     Column("service / database / broker / relay", ORDERS, CPU_PARTS),
     Column("commit to reader at a steady pace, p50 / p99, ms", ORDERS, ("p50", "p99")),
     Column(f"the same, {CALLERS} threads", ORDERS, (f"p50, {CALLERS} thr", f"p99, {CALLERS} thr")),
+    Column("a backlog drained, rows/s", BACKLOG, ("drained",)),
+)
+_QUEUING = (
+    Column("handled/s, 1 caller", QUEUE, (ONE,)),
+    Column(f"{CALLERS} callers", QUEUE, (ALL,)),
+    Column("commit to handler at a steady pace, p50 / p99, ms", QUEUE, ("p50", "p99")),
 )
 
 
@@ -60,14 +83,16 @@ def markdown(measured: Sequence[Result], facts: Mapping[str, str], peers: Sequen
     """The table for docs/benchmarks.md: machine, publishing, row and message, promises, reasons."""
     results = {result.row.name: result for result in measured}
     publishing = [(f"{peer.title} ({peer.acknowledged})", partial(row_name, peer)) for peer in peers]
-    orders = [(title, name) for name, title in _ORDER_TITLES.items()]
-    orders += [(f"outbox and relay into {peer.title}", relay_name(peer)) for peer in peers]
-    ordering = [(title, partial(_only, name)) for title, name in orders]
+    orders = [(title, name, OUTBOX_BACKLOG if name == OUTBOX else "") for name, title in _ORDER_TITLES.items()]
+    orders += [(f"outbox and relay into {peer.title}", relay_name(peer), backlog_name(peer)) for peer in peers]
+    ordering = [(title, {ORDERS: name, BACKLOG: drained}.__getitem__) for title, name, drained in orders]
+    queuing = [(queue.title, partial(_only, queue.name)) for queue in QUEUES]
     parts = [
         ", ".join(f"{name} {text}" for name, text in facts.items()) + "\n",
         f"{busy(facts)}\n" if busy(facts) else "",
         _table("broker, from its Python client", publishing, _PUBLISHING, results),
         _table("row and message, MariaDB", ordering, _ORDERING, results),
+        _table("row and message, PostgreSQL, asyncpg", queuing, _QUEUING, results),
         _promises(measured),
         _reasons(results),
     ]
@@ -158,5 +183,20 @@ def charts(peers: Sequence[Peer]) -> tuple[Chart, ...]:
         Chart(
             "From the commit to the reader", f"Orders at a steady pace. {_SPREAD}",
             tuple(Line(name, title, "p50") for title, name in ordered if name != OUTBOX_ALONE), is_latency=True,
+        ),
+        Chart(
+            "A backlog", "Rows a second, of a million that wait in MariaDB.",
+            (
+                Line(OUTBOX_BACKLOG, "txmq, outbox", "drained"),
+                *(Line(backlog_name(peer), f"outbox into {peer.title}", "drained") for peer in peers),
+            ),
+        ),
+        Chart(
+            f"A queue in PostgreSQL, {CALLERS} callers", "Orders a second, until the last one is handled.",
+            tuple(Line(queue.name, queue.title, ALL) for queue in QUEUES),
+        ),
+        Chart(
+            "From the commit to the handler", f"PostgreSQL, orders at a steady pace. {_SPREAD}",
+            tuple(Line(queue.name, queue.title, "p50") for queue in QUEUES if queue.is_handled), is_latency=True,
         ),
     )  # fmt: skip

@@ -10,22 +10,28 @@ import pytest
 
 import txmq
 from bench.peers import __main__ as program
+from bench.peers import backlog, queue
 from bench.peers.catalogue import OWN
 from bench.peers.model import TOPICS, number_of
 from bench.peers.orders import last_resource, measured, outbox
+from bench.peers.own_outbox import own_outbox, woken_outbox
+from bench.peers.queues import OWN_QUEUE
 from bench.peers.works import CALLERS, Pace
-from bench.rows.databases import sqlite
+from bench.rows.databases import postgresql_server, sqlite
+from txmq.testing.bench.model import PERCENTILES
 
-PACE = Pace(0.05)
+PACE, ROWS = Pace(0.05), 700
 
 
-def test_relay_moves_each_order_once(tmp_path: Path) -> None:
+def test_relays_move_each_order_once(tmp_path: Path) -> None:
     with OWN.start(tmp_path) as running, sqlite(tmp_path) as database:
-        with ExitStack() as stack:
-            figures = measured(outbox(OWN, running, database, stack), PACE, first=CALLERS)()
-        with ExitStack() as stack:
-            beside = measured(last_resource(OWN, running, database, stack), PACE, first=CALLERS)()
-        assert set(figures) - set(beside) == {"CPU: relay"}
+        found = []
+        for make in (outbox, own_outbox, woken_outbox, last_resource):
+            with ExitStack() as stack:
+                found.append(measured(make(OWN, running, database, stack), PACE, first=CALLERS)())
+        figures = found[0]
+        assert set(figures) == set(found[1])
+        assert set(figures) - set(found[2]) == set(figures) - set(found[3]) == {"CPU: relay"}
         with closing(database.connect()) as connection:
             [(orders,)] = connection.execute("SELECT COUNT(*) FROM orders")
             assert list(connection.execute("SELECT COUNT(*) FROM outbox")) == [(0,)]
@@ -33,6 +39,24 @@ def test_relay_moves_each_order_once(tmp_path: Path) -> None:
             numbers = [number_of(message.value or b"") for message in client.browse(TOPICS[0])]
     assert len(numbers) == len(set(numbers)) == orders
     assert min(figures[f"rate, {CALLERS} thr"], figures["p50"], figures["CPU"]) > 0
+
+
+def test_backlog_is_moved_to_its_end(tmp_path: Path) -> None:
+    with OWN.start(tmp_path) as running, sqlite(tmp_path) as database:
+        for opened in (backlog.into_own(running, database, ROWS), backlog.into_peer(OWN, running, database, ROWS)):
+            with opened as measure:
+                assert measure()["drained"] > 0
+        with txmq.connect(running.address) as client:
+            assert client.offsets(TOPICS[0], 0).end == 2 * ROWS
+
+
+def test_queue_hands_each_order_to_another_process(tmp_path: Path) -> None:
+    with OWN.start(tmp_path) as running, postgresql_server(tmp_path) as server:
+        dsn = f"postgresql://postgres@127.0.0.1:{server.port}/{server.database}"
+        with queue.measured(OWN_QUEUE, dsn, running.address, PACE, first=CALLERS) as measure:
+            figures = measure()
+    assert set(figures) == {queue.ONE, queue.ALL, *PERCENTILES}
+    assert min(figures.values()) > 0
 
 
 def test_quick_run_leaves_table_page_and_figures(

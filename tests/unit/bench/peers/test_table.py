@@ -6,9 +6,20 @@ import pytest
 
 from bench.model import Result, Row
 from bench.page import page
+from bench.peers import backlog, queue
 from bench.peers.catalogue import NATS, OWN, PEERS, RABBITMQ
 from bench.peers.orders import UNITS
-from bench.peers.run import LAST_RESOURCE, OUTBOX_ALONE, relay_name, row_name
+from bench.peers.queues import OWN_QUEUE, PEER_QUEUES, QUEUES
+from bench.peers.run import (
+    LAST_RESOURCE,
+    OUTBOX,
+    OUTBOX_ALONE,
+    OUTBOX_BACKLOG,
+    OUTBOX_WOKEN,
+    backlog_name,
+    relay_name,
+    row_name,
+)
 from bench.peers.shares import shares
 from bench.peers.table import charts, markdown
 from bench.peers.works import ALONE, CALLERS, TRANSACTIONS, WORKS
@@ -60,6 +71,34 @@ def test_shares_are_of_the_same_round() -> None:
     assert "| at most 10 % | 50 % [50, 50] |" in text
 
 
+def test_outbox_stands_beside_each_queue_in_postgresql() -> None:
+    def handled(name: str, one: float, eight: float, p50: float) -> Result:
+        return result(name, {queue.ONE: one, queue.ALL: eight, "p50": p50, "p99": 9.0})
+
+    own, others = handled(OWN_QUEUE.name, 130, 210, 2.0), [handled(one.name, 100, 100, 1.0) for one in PEER_QUEUES]
+    found = shares({one.row.name: one for one in (own, *others)}, PEERS)
+    assert [one.median(queue.ONE) for one in found] == [130] * len(PEER_QUEUES)
+    assert [one.median("p50") for one in found] == [200] * len(PEER_QUEUES)
+    assert {one.verdict for one in found} == {"MISS"}  # it takes twice as long, and promises 1.5 times
+    assert len({one.row.name for one in found}) == len(PEER_QUEUES)
+    text = markdown([own, *others, *found], FACTS, PEERS)
+    assert f"| {OWN_QUEUE.title} | 130 | 210 | 2 / 9 |" in text
+
+
+def test_backlog_stands_beside_the_orders_of_its_line() -> None:
+    text = markdown(
+        [
+            result(OUTBOX, orders(70, 40, 200, 1)), result(OUTBOX_BACKLOG, {"drained": 31_000.0}),
+            result(backlog_name(RABBITMQ), {"drained": 7000.0}),
+        ],
+        FACTS, PEERS,
+    )  # fmt: skip
+    [own] = [line for line in text.splitlines() if line.startswith("| txmq, outbox |")]
+    assert own.endswith("| 31,000 |")
+    assert own.startswith("| txmq, outbox | 70 | 40 |")
+    assert f"| outbox and relay into {RABBITMQ.title} |" in text
+
+
 def test_transactions_stand_beside_durable_peers_alone() -> None:
     names = [row_name(peer, TRANSACTIONS.name) for peer in PEERS]
     results = {name: result(name, {"rate": 10.0, TOGETHER: 20.0}) for name in names}
@@ -78,7 +117,9 @@ def test_page_draws_peers_beside_each_other() -> None:
 
 def test_every_line_of_the_drawing_is_a_figure() -> None:
     units = {row_name(peer, work.name): work.units for peer in PEERS for work in WORKS}
-    units |= dict.fromkeys((LAST_RESOURCE, OUTBOX_ALONE, *map(relay_name, PEERS)), UNITS)
+    units |= dict.fromkeys((LAST_RESOURCE, OUTBOX, OUTBOX_WOKEN, OUTBOX_ALONE, *map(relay_name, PEERS)), UNITS)
+    units |= dict.fromkeys((OUTBOX_BACKLOG, *map(backlog_name, PEERS)), backlog.UNITS)
+    units |= {one.name: queue.UNITS for one in QUEUES}
     for chart in charts(PEERS):
         for line in chart.lines:
             assert line.figure in units[line.row], line
