@@ -17,6 +17,8 @@ A line is an object with these members (Jepsen's words, as far as they fit):
     half       invoke   the same: a half message and the row that its checker looks for
                ok       the same, sends followed by partition and offset if they are known
     poll       ok       ["poll", topic, partition, [[offset, value]...]]
+    unit       ok       [[value...], wanted]: a reader saw these messages of operation ``id``, and of so many that it
+                        should see together no others
     dbread     invoke   none                          ok: ["read", resource, rowid, present]
     outcome    ok       ["committed" | "rolled-back" | "unknown"]; ``id`` is the operation asked about
     fence      ok       none: the rollback of operation ``id`` was acknowledged to another client than its owner
@@ -93,6 +95,14 @@ class Poll(NamedTuple):
     messages: list[tuple[int, str]]
 
 
+class TornUnit(NamedTuple):
+    """What a reader saw of messages that it should see together."""
+
+    operation: str
+    values: list[str]
+    wanted: int
+
+
 class RowRead(NamedTuple):
     """Whether a row could be read, by a fresh session that was opened at ``invoked_ns`` or later."""
 
@@ -153,6 +163,7 @@ class History:
     rows: dict[str, list[tuple[str, str]]] | None = None
     in_doubt: list[str] | None = None
     fenced: list[str] = field(default_factory=list)
+    torn: list[TornUnit] = field(default_factory=list)
     checked: dict[str, list[str]] = field(default_factory=dict)
     injected: dict[str, str] = field(default_factory=dict)
     resolutions: list[Resolution] = field(default_factory=list)
@@ -254,6 +265,10 @@ def _fenced(history: History, event: dict[str, Any]) -> None:
     history.fenced.append(event["id"])
 
 
+def _torn(history: History, event: dict[str, Any]) -> None:
+    history.torn.append(TornUnit(event["id"], *event["v"]))
+
+
 def _checked(history: History, event: dict[str, Any]) -> None:
     history.checked.setdefault(event["id"], []).append(event["v"][0])
 
@@ -281,5 +296,5 @@ def _decisions(history: History, event: dict[str, Any]) -> None:
 _SEEN: dict[str, Callable[[History, dict[str, Any]], None]] = {
     "poll": _polled, "outcome": _outcome, "nemesis": _fault, "drain": _drained, "rows": _rows, "in-doubt": _in_doubt,
     "fence": _fenced, "check": _checked, "inject": _injected, "settled": _resolved, "bank": _bank,
-    "heuristics": _heuristics, "decisions": _decisions,
+    "heuristics": _heuristics, "decisions": _decisions, "unit": _torn,
 }  # fmt: skip

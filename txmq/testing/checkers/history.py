@@ -26,6 +26,7 @@ acknowledged transaction, L5 says only of plain sends, and so on.
     A8  wrong-outcome-told       ``outcome`` contradicts what is there, or "unknown" was told without any fault
     A9 to A14                    ``decisions``: settled in time, zombies, heuristics, conservation, decisions,
                                  half messages
+    A15 unit                     a reader saw a part of what it should see together
 
 Numbers and names come from reference "History checker" (Jepsen's Kafka workload, extended to databases). L3 and L4,
 L14 and above need reads inside transactions, replicas or groups.
@@ -38,9 +39,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import inf
 
 from txmq.testing.checkers.decisions import DECISION_RULES
@@ -70,11 +71,14 @@ class Verdict:
     counts: dict[str, int]
 
 
-def check(history: History, minimum: Coverage = Coverage(), *, is_cluster: bool = False) -> Verdict:
+def check(
+    history: History, minimum: Coverage = Coverage(), *, is_cluster: bool = False, unpromised: Collection[str] = ()
+) -> Verdict:
     """Ask every rule.
 
     Args:
         is_cluster: whether there were several brokers; see ``order``.
+        unpromised: rules, as ``L13``, that do not hold for what was tested.
 
     Returns:
         The verdict; at most ``FINDINGS_PER_RULE_MAX`` findings of each rule.
@@ -86,7 +90,8 @@ def check(history: History, minimum: Coverage = Coverage(), *, is_cluster: bool 
     index = Index(history, is_cluster=is_cluster)
     findings: list[Finding] = []
     for rule in RULES:
-        findings += (finding for finding, _ in zip(rule(index), range(FINDINGS_PER_RULE_MAX), strict=False))
+        found = (finding for finding in rule(index) if finding.rule not in unpromised)
+        findings += islice(found, FINDINGS_PER_RULE_MAX)
     result = "invalid" if findings else "unknown" if missing else "valid"
     return Verdict(result, tuple(findings), missing, counts)
 
@@ -296,6 +301,12 @@ def _visible_before_row(index: Index) -> Iterator[Finding]:
                 break
 
 
+def _torn_units(index: Index) -> Iterator[Finding]:
+    for found in index.history.torn:
+        text = f"of {found.operation} a reader saw {', '.join(found.values)}, and no others of {found.wanted}"
+        yield Finding("A15", "unit", text)
+
+
 def _wrong_outcomes(index: Index) -> Iterator[Finding]:
     for found in index.history.outcomes:
         operation = index.history.operations[found.operation]
@@ -331,7 +342,7 @@ RULES: tuple[Rule, ...] = (
     _inconsistent_offsets, _aborted_reads, _lost_writes, _unexpected, _duplicates, _holes, _polls_inside,
     _polls_between, program_order, realtime_order, _contiguity, _missing_and_torn, _in_doubt_left, _order_inside,
     _one_partition_per_key, _order_of_rows, _visible_before_row, _wrong_outcomes, _unknown_without_fault,
-    *DECISION_RULES,
+    _torn_units, *DECISION_RULES,
 )  # fmt: skip
 
 

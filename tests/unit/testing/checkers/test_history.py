@@ -19,6 +19,7 @@ from txmq.testing.checkers.events import (
     Row,
     RowRead,
     Send,
+    TornUnit,
     merge,
     parse_history,
 )
@@ -324,6 +325,10 @@ def _half_there_against_its_answer(history: History) -> None:
     history.checked["h2"] = ["rollback"]
 
 
+def _unit_seen_in_part(history: History) -> None:
+    history.torn.append(TornUnit("t1", ["t1.0"], 2))
+
+
 Mutation = Callable[[History], None]
 MUTATIONS: list[tuple[Mutation, str]] = [
     (_answer_with_a_wrong_offset, "L1 inconsistent-offset"),
@@ -371,6 +376,7 @@ MUTATIONS: list[tuple[Mutation, str]] = [
     (_half_dropped, "A14 half"),
     (_half_lost, "A14 half"),
     (_half_there_against_its_answer, "A14 half"),
+    (_unit_seen_in_part, "A15 unit"),
 ]
 
 
@@ -380,6 +386,17 @@ def test_each_mutation_is_named_and_only_it(mutate: Mutation, name: str) -> None
     mutate(history)
     verdict = check(history)
     assert (verdict.result, _names(verdict)) == ("invalid", {name}), verdict.findings
+
+
+def test_what_was_not_promised_is_no_finding() -> None:
+    history = _history()
+    _stranger_between_two_of_one_transaction(history)
+    assert check(history, unpromised=["L13"]).findings == ()
+
+
+def test_a_unit_that_a_reader_saw_in_part_is_read() -> None:
+    line = {"t": 999, "p": "r", "f": "unit", "ty": "ok", "id": "t1", "v": [["t1.0"], 2]}
+    assert parse_history([line]).torn == [TornUnit("t1", ["t1.0"], 2)]
 
 
 def test_what_retention_took_is_not_lost() -> None:
