@@ -14,7 +14,7 @@
 # make bench-peers   txmq beside other brokers that are installed, the same work in turns (about 12 minutes): a table and drawings
 # make compiled  hot modules as C extensions, into build/compiled (about two minutes)
 # make wheel     into dist/: a wheel with compiled modules for each Python there is, and one of the source for all others
-# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 TLS_CYCLES=60 GROUP_SECONDS=180 ORDERED_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
+# make crash     CYCLES=300 XA_CYCLES=400 HOMES_CYCLES=510 TLS_CYCLES=60 GROUP_SECONDS=180 ORDERED_CYCLES=200 OUTBOX_CYCLES=200 BINLOG_CYCLES=100 SPARK_KILLS=20 FAULTS=43: kill -9
 # make soak      MINUTES=10: endless mixed load; journal, memory, open files, threads, stalls of the loop stay within bounds
 # make fuzz      SECONDS=300: random first bytes at a broker's door, for plaintext and TLS; others are served meanwhile.
 #                Then odd values that a broker keeps for others: half the time each
@@ -33,6 +33,7 @@ HOMES_CYCLES ?= 510
 TLS_CYCLES ?= 60
 GROUP_SECONDS ?= 180
 ORDERED_CYCLES ?= 200
+OUTBOX_CYCLES ?= 200
 BINLOG_CYCLES ?= 100
 SPARK_KILLS ?= 20
 FAULTS ?= 43
@@ -149,11 +150,12 @@ crash: .venv/.dev
 	$(BIN)/python -m tools.crash --homes --cycles $(HOMES_CYCLES)
 	$(BIN)/python -m tools.crash --groups --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tools.crash --ordered --cycles $(ORDERED_CYCLES)
+	$(BIN)/python -m tools.crash --outbox --cycles $(OUTBOX_CYCLES)
 	$(BIN)/python -m tools.crash --binlog --cycles $(BINLOG_CYCLES)
 	$(BIN)/python -m tools.crash --spark --kills $(SPARK_KILLS)
 	$(BIN)/python -m tools.crash --cluster --faults $(FAULTS)
 	$(BIN)/python -m tools.crash --tls --cycles $(TLS_CYCLES)
-	for one in xa aio homes ordered binlog; do $(BIN)/python -m tools.crash --$$one --tls --cycles $(TLS_CYCLES) || exit 1; done
+	for one in xa aio homes ordered outbox binlog; do $(BIN)/python -m tools.crash --$$one --tls --cycles $(TLS_CYCLES) || exit 1; done
 	$(BIN)/python -m tools.crash --groups --tls --seconds $(GROUP_SECONDS)
 	$(BIN)/python -m tools.crash --spark --tls --kills $(SPARK_KILLS)
 	$(BIN)/python -m tools.crash --cluster --tls --faults $(FAULTS)

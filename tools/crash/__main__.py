@@ -24,6 +24,9 @@ from tools.crash.groups.campaign import GroupCampaign, GroupReport
 from tools.crash.homes.campaign import HomesCampaign
 from tools.crash.homes.cells import CELLS as HOMES_CELLS
 from tools.crash.ordered.campaign import ORDERED_POINTS, OrderedCampaign, OrderedReport
+from tools.crash.outbox.campaign import OutboxCampaign, OutboxReport
+from tools.crash.outbox.plan import ALL_POINTS as OUTBOX_POINTS
+from tools.crash.outbox.plan import ROUND as OUTBOX_ROUND
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
@@ -96,6 +99,21 @@ def _ordered(seed: int, arguments: argparse.Namespace) -> int:
     return _in_a_directory(play, f"--ordered --cycles {cycles}", seed, arguments)
 
 
+def _outbox(seed: int, arguments: argparse.Namespace) -> int:
+    cycles, check_every = arguments.cycles, arguments.check_every
+
+    def play(directory: Path) -> list[str]:
+        campaign = OutboxCampaign(directory, seed, _say, doors=_doors(directory, arguments))
+        try:
+            complaints = campaign.run(cycles, check_every).complaints
+        finally:
+            _outbox_summary(campaign.report)
+        missed = set(OUTBOX_POINTS) - campaign.report.points_hit.keys() if cycles >= OUTBOX_ROUND else ()
+        return [*complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
+
+    return _in_a_directory(play, f"--outbox --cycles {cycles} --check-every {check_every}", seed, arguments)
+
+
 def _spark(seed: int, arguments: argparse.Namespace) -> int:
     def play(directory: Path) -> list[str]:
         report = SparkCampaign(directory, seed, _say, _doors(directory, arguments)).run(arguments.kills)
@@ -144,6 +162,7 @@ def _binlog(seed: int, arguments: argparse.Namespace) -> int:
 
 _OF_THEIR_OWN: Final[Mapping[str, Callable[[int, argparse.Namespace], int]]] = {
     "groups": _groups, "spark": _spark, "cluster": _cluster, "binlog": _binlog, "ordered": _ordered,
+    "outbox": _outbox,
 }  # fmt: skip
 
 
@@ -176,6 +195,21 @@ def _ordered_summary(report: OrderedReport) -> None:
     print(f"told: {told['acknowledged']} acknowledged, {told['spooled']} spooled, {told['fail']} refused (spool full)")
     print(f"stored: {counts['messages']}, of which {counts['info']} at most are of killed producers, told nothing")
     print(f"in the spool at the end of a cycle: {report.spooled_max} at most")
+
+
+def _outbox_summary(report: OutboxReport) -> None:
+    level, counts = sorted(report.level_s) or [0.0], report.counts
+    print(f"faults: {_listed(report.kinds)}")
+    print(f"points hit: {_listed(report.points_hit)}")
+    print(f"lines that stopped, as they had to: {_listed(report.stops)}")
+    print(f"taken by restores: {_listed(report.lost)}; dropped by the operator: {report.dropped}")
+    print(f"transactions: {counts['ok']} committed, {counts['fail']} rolled back, {counts['info']} unknown")
+    print(f"checked: {counts['rows']} rows, {counts['messages']} messages")
+    print(f"level again after: p50 {level[len(level) // 2]:.2f} s, max {level[-1]:.2f} s ({len(level)} times)")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 def _group_summary(report: GroupReport) -> None:

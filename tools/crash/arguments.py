@@ -17,6 +17,7 @@ _EPILOG = """\
 examples:
   python -m tools.crash --cycles 20                      one broker, four workers, a database
   python -m tools.crash --homes --tls --cycles 60        two homes, all over TLS, each process as a user of its own
+  python -m tools.crash --outbox --cycles 60             services on three databases, two relays, an operator
   python -m tools.crash --cluster --faults 18            three brokers and a Spark stream
   python -m tools.crash --cluster --faults 40 --streamed 0 --json report.json
                                                          the same without Spark; every time is in the file
@@ -25,13 +26,13 @@ examples:
 what it says:
   a line for each death, while it runs; then times, counts and findings
   every promise was kept    exit 0, and the directory is removed
-  BROKEN                    exit 1: each finding begins with its rule (A1 to A14, L1 to L13, G1 to G6; see
+  BROKEN                    exit 1: each finding begins with its rule (A1 to A15, L1 to L13, G1 to G6; see
                             txmq/testing/checkers/history.py and groups.py); --cluster says below it what to look at
   STUCK                     exit 1: something that was waited for did not happen
 The directory of a campaign that did not keep a promise is kept: logs, histories, data of the brokers and databases.
 The same seed draws the same deaths; between them real processes run, so what was found may need several runs.
-tools/crash/README.md has more. --xa, --aio, --homes, --binlog and --cluster need MariaDB; --homes, --spark and
---cluster need Java.
+tools/crash/README.md has more. --xa, --aio, --homes, --outbox, --binlog and --cluster need MariaDB, --outbox
+PostgreSQL as well; --homes, --spark and --cluster need Java.
 """
 
 
@@ -75,6 +76,10 @@ def _add_campaigns(group: argparse._MutuallyExclusiveGroup) -> None:
         ("homes", "transactions over two homes, at each crash point"),
         ("groups", "a consumer group whose members come, go, pause and die"),
         ("ordered", "an ordered producer through outages and kills"),
+        (
+            "outbox",
+            "outboxes on MariaDB, PostgreSQL, SQLite: services, relays, broker, databases; also copied and restored",
+        ),
         (
             "binlog",
             "a binlog sync: reader, applier, broker and both databases die; load of each type of column, XA, DDL",

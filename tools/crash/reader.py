@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -32,15 +33,21 @@ class Follower:
         """Rounds over all partitions, until ``stop``."""
         topics = [topic for topic in self.world.partitions if topic != SCRAP]
         while not stop.wait(REST_S):
-            for topic in topics:
-                try:
-                    for partition in range(self._client.topics.known(topic).config.partitions):
-                        self._poll(topic, partition)
-                except txmq.TxmqError as error:  # the broker is away: a later poll goes on at the same offset
-                    sys.stderr.write(f"{topic}: {error!r}\n")
-                    break
+            self.look(topics)
 
-    def _poll(self, topic: str, partition: int) -> None:
+    def look(self, topics: Sequence[str]) -> bool:
+        """A round; whether every partition was read."""
+        for topic in topics:
+            try:
+                for partition in range(self._client.topics.known(topic).config.partitions):
+                    self.poll(topic, partition)
+            except txmq.TxmqError as error:  # the broker is away: a later poll goes on at the same offset
+                sys.stderr.write(f"{topic}: {error!r}\n")
+                return False
+        return True
+
+    def poll(self, topic: str, partition: int) -> bool:
+        """Read a partition; whether there was anything."""
         offset = self._next.get((topic, partition))
         if offset is None:
             offset = self._client.offsets(topic, partition).end
@@ -51,6 +58,7 @@ class Follower:
             self.reads += 1
             self.history.write("poll", "ok", f"poll-{self.reads}", [["poll", topic, partition, found]])
             self.look_for_rows([value for _, value in found])
+        return bool(messages)
 
     def look_for_rows(self, values: list[str]) -> None:
         """These messages were seen: are their rows readable?"""

@@ -52,17 +52,35 @@ class ChangedMindError(Exception):
     """A body that does not want its transaction any more."""
 
 
-class Teller:
-    """Writes a process's operations to the history, and what the library told of them."""
+class Writer:
+    """Has the names of a process and of its operations in the history."""
 
-    def __init__(self, client: txmq.Client, history: HistoryFile, stop: threading.Event) -> None:
-        self.client, self.history, self.stop = client, history, stop
+    def __init__(self, history: HistoryFile, stop: threading.Event) -> None:
+        self.history, self.stop = history, stop
         self._base, self._names, self._number = history.process, 0, 0
 
     def next(self, kind: str) -> str:
         """The id of the next operation."""
         self._number += 1
         return f"{self.history.process}-{self._number}{kind}"
+
+    def rest_after(self, operation: str, error: Exception) -> None:
+        """Do not turn in circles while something is away."""
+        sys.stderr.write(f"{operation}: {error!r}\n")
+        self.stop.wait(AFTER_FAILURE_S)
+
+    def rename(self) -> None:
+        """What this process left may still take effect: it goes on as another one."""
+        self._names += 1
+        self.history.process = f"{self._base}.{self._names}"
+
+
+class Teller(Writer):
+    """Writes a process's operations to the history, and what the library told of them."""
+
+    def __init__(self, client: txmq.Client, history: HistoryFile, stop: threading.Event) -> None:
+        super().__init__(history, stop)
+        self.client = client
 
     def done(
         self, operation: str, rows: Sequence[Sequence[str]], planned: Sequence[Sequence[str]], tx: Transaction
@@ -85,16 +103,6 @@ class Teller:
             self._ask(operation, txid)
         if not isinstance(error, ChangedMindError):
             self.rest_after(operation, error)
-
-    def rest_after(self, operation: str, error: Exception) -> None:
-        """Do not turn in circles while something is away."""
-        sys.stderr.write(f"{operation}: {error!r}\n")
-        self.stop.wait(AFTER_FAILURE_S)
-
-    def rename(self) -> None:
-        """What this process left may still take effect: it goes on as another one."""
-        self._names += 1
-        self.history.process = f"{self._base}.{self._names}"
 
     def _ask(self, operation: str, txid: str | None) -> None:
         deadline = time.monotonic() + OUTCOME_ASKED_FOR_S

@@ -1,0 +1,84 @@
+"""The short campaign of outboxes, on SQLite; ``make crash`` has the three databases. And: does it notice a defect?"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from tools.crash.doors import GuardedDoors
+from tools.crash.faults import Fault
+from tools.crash.outbox.campaign import OutboxCampaign
+from tools.crash.outbox.excuses import BrokerRestored, DatabaseRestored, excuse
+from tools.crash.outbox.plan import ALL_POINTS, ROUND, faults
+from txmq.testing.checkers.events import History, Operation, Poll, Row, Send
+
+SEED = 1
+DATABASE, SERVICE, RELAY = "database sqlite", "service sqlite", "relay 1"
+DIES = Fault("crash", (RELAY,), 0.0, "relay.page.taken:3")
+FAULTS = (
+    DIES,
+    Fault("kill", ("broker", SERVICE), 0.0),
+    Fault("copy", (DATABASE,), 0.0),
+    Fault("overtake", (DATABASE,), 0.0),
+    Fault("restore", (DATABASE,), 0.0, "operator.dropped:1"),
+    Fault("restore", ("broker",), 0.0, "operator.adopted:1"),
+)
+
+
+@pytest.mark.timeout(600)
+def test_outbox_survives_kills_copies_and_restores(tmp_path: Path) -> None:
+    lines: list[str] = []
+    doors = GuardedDoors(tmp_path / "tls")
+    report = OutboxCampaign(tmp_path, SEED, lines.append, databases=["sqlite"], doors=doors).play(FAULTS)
+    assert report.complaints == [], "\n".join(lines)
+    assert report.stops == {"sqlite": 3, "copy of sqlite": 1}
+    assert report.points_hit.keys() == {"relay.page.taken", "operator.dropped", "operator.adopted"}
+    assert min(report.lost["rows"], report.lost["messages"], report.dropped) > 0
+    assert report.verdict.counts["ok"] > 50
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("rule", "noticed"),
+    [
+        ("lowest_id_first", "A6 order"), ("units_are_not_split", "A15 unit"),
+        ("claim_overwritten", "outbox sqlite has stopped without a cause"),
+    ],
+)  # fmt: skip
+def test_campaign_notices_a_relay_without_a_rule(tmp_path: Path, rule: str, noticed: str) -> None:
+    report = OutboxCampaign(tmp_path, SEED, lambda _: None, databases=["sqlite"], rule=rule).play([DIES])
+    assert any(complaint.startswith(noticed) for complaint in report.complaints), report.complaints
+
+
+def test_a_round_has_every_point_and_every_victim() -> None:
+    played = list(itertools.islice(faults(random.Random(SEED), ["mariadb", "postgresql"], ["sqlite"]), ROUND))
+    assert {fault.point.partition(":")[0] for fault in played} == {*ALL_POINTS, ""}
+    assert {fault.kind for fault in played} == {"kill", "pause", "crash", "restore", "copy", "overtake"}
+    for kind in ("restore", "copy", "overtake"):
+        victims = {victim for fault in played if fault.kind == kind for victim in fault.victims}
+        assert victims - {"broker"} == {"database mariadb", "database postgresql", DATABASE}
+
+
+def _history() -> History:
+    sends = [Send("orders-sqlite", "k0", f"s-1B2.{number}") for number in range(2)]
+    rows = [Row("sqlite", "s-1B2/0")]
+    operation = Operation("s-1B2", "s", "txn", 10, sends, rows, status="ok", completed_ns=20)
+    polls = [Poll("r", ("orders-sqlite", 0), 30, [(0, "s-1B2.0"), (1, "s-1B2.1")])]
+    return History(operations={"s-1B2": operation}, polls=polls)
+
+
+def test_restored_database_excuses_only_what_it_lost() -> None:
+    for kept, left in ((frozenset({"s-1B2/0"}), {"s-1B2"}), (frozenset(), {"s-1B2/0", "s-1B2/1"})):
+        history = _history()
+        excuse(history, [DatabaseRestored(50, "sqlite", kept), DatabaseRestored(5, "sqlite", frozenset())])
+        assert history.operations.keys() == left
+
+
+def test_restored_broker_excuses_only_what_it_lost() -> None:
+    history = _history()
+    excuse(history, [BrokerRestored(50, frozenset({"s-1B2.1"}), {("orders-sqlite", 0): 1})])
+    assert [send.value for send in history.operations["s-1B2"].sends] == ["s-1B2.0"]
+    assert history.polls[0].messages == [(0, "s-1B2.0")]

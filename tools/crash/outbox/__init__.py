@@ -1,0 +1,1 @@
+"""The campaign of outboxes: services on three databases, two relays, an operator."""
