@@ -93,16 +93,23 @@ class Consumer(Facade[consumer.Consumer]):
     async def ack(self, message: model.Message, connection: Any = None, *, sync: bool = False) -> None:
         """Acknowledge a message; as ``await message.ack()``, and as ``txmq.Consumer.ack``.
 
+        A task that is cancelled in it with an asynchronous connection ends the transaction, whose connection is closed.
+        In all other cases what has begun goes to its end.
+
         Args:
-            connection: one of a synchronous driver, or a block's (``tx.connection``); it is used in a thread.
+            connection: one of an asynchronous driver (asyncpg, psycopg, aiosqlite, aiomysql, asyncmy), which is awaited
+                in the caller's task; one of a synchronous driver, or a block's (``tx.connection``), which is used in a
+                thread; or a session, with ``txmq.sqlalchemy.DatabaseOffsetStore``.
         """
         if isinstance(connection, Connection):
             connection = connection.inner
-        if connection is None and not sync:
+        if connection is not None:
+            await self.host.run(partial(self.inner.ack, message, connection))
+        elif sync:
+            await self.host.to_end(partial(self.inner.ack, message, sync=True))
+        else:
             self.host.require_loop()
             self.inner.ack(message)  # waits for nothing
-        else:
-            await self.host.to_end(partial(self.inner.ack, message, connection, sync=sync))
 
     async def reject(self, message: model.Message, reason: str = "rejected") -> None:
         """Report that a message failed: it is delivered again, deferred, or becomes a dead letter."""

@@ -182,7 +182,7 @@ class OffsetStoreContract:
 
 
 class OffsetStoreWithTransactionsContract(OffsetStoreContract):
-    """For a store with ``save_in``: ``connect`` is the application's connection, not in autocommit."""
+    """For a store with ``save_in``: ``connect`` is the application's connection, or its session; not in autocommit."""
 
     def connect(self) -> Any:
         """A connection of the application's own, to the same database."""
@@ -192,10 +192,14 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
         """A store that owns the partition, and its generation."""
         return self.owner()
 
+    def save_in(self, store: Any, given: Any, position: OffsetPosition, above: int | None, **named: Any) -> None:
+        """As an acknowledgement does it."""
+        store.save_in(store.connection_of(given), GROUP, position, above, **named)
+
     def test_what_is_saved_in_a_transaction_is_there_when_it_commits_and_not_before(self) -> None:
         store, generation = self.with_transactions()
         connection = self.connect()
-        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4, "w"), None)
+        self.save_in(store, connection, OffsetPosition(SLOT, generation, 4, "w"), None)
         assert store.saved(GROUP, SLOT) is None
         connection.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(4, "w")
@@ -204,7 +208,7 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
         store, generation = self.with_transactions()
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 2)])
         connection = self.connect()
-        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4), None)
+        self.save_in(store, connection, OffsetPosition(SLOT, generation, 4), None)
         connection.rollback()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)
 
@@ -213,7 +217,7 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
         assert not paused.save(GROUP, [OffsetPosition(SLOT, old, 2)])
         store, _ = self.with_transactions()
         connection = self.connect()
-        _refused(lambda: paused.save_in(connection, GROUP, OffsetPosition(SLOT, old, 9), None), FencedError)
+        _refused(lambda: self.save_in(paused, connection, OffsetPosition(SLOT, old, 9), None), FencedError)
         with suppress(Exception):
             connection.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)
@@ -221,7 +225,7 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
     def test_the_next_owner_waits_for_the_transaction_of_the_one_before(self) -> None:
         paused, old = self.with_transactions()
         connection = self.connect()
-        paused.save_in(connection, GROUP, OffsetPosition(SLOT, old, 6), None)
+        self.save_in(paused, connection, OffsetPosition(SLOT, old, 6), None)
         store, generation = self.next_owner(SLOT)
         _refused(lambda: store.load(GROUP, SLOT, generation), StorageError)  # not now: its row is locked
         connection.commit()
@@ -230,42 +234,42 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
     def test_an_offset_behind_one_that_was_rolled_back_is_refused(self) -> None:
         store, generation = self.with_transactions()
         connection = self.connect()
-        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 1), None)
+        self.save_in(store, connection, OffsetPosition(SLOT, generation, 1), None)
         connection.rollback()
         later = self.connect()
-        _refused(lambda: store.save_in(later, GROUP, OffsetPosition(SLOT, generation, 2), 0), TransactionStateError)
+        _refused(lambda: self.save_in(store, later, OffsetPosition(SLOT, generation, 2), 0), TransactionStateError)
         assert store.saved(GROUP, SLOT) is None
         together = self.connect()
-        store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 1), None)
-        store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 2), 0)
+        self.save_in(store, together, OffsetPosition(SLOT, generation, 1), None)
+        self.save_in(store, together, OffsetPosition(SLOT, generation, 2), 0)
         together.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(2)
 
     def test_a_message_whose_transaction_was_committed_after_all_is_refused(self) -> None:
         store, generation = self.with_transactions()
         unanswered = self.connect()
-        store.save_in(unanswered, GROUP, OffsetPosition(SLOT, generation, 6), None, most=5)
+        self.save_in(store, unanswered, OffsetPosition(SLOT, generation, 6), None, most=5)
         unanswered.commit()
         again = self.connect()
         _refused(
-            lambda: store.save_in(again, GROUP, OffsetPosition(SLOT, generation, 6), None, most=5),
+            lambda: self.save_in(store, again, OffsetPosition(SLOT, generation, 6), None, most=5),
             TransactionStateError,
         )
-        store.save_in(self.connect(), GROUP, OffsetPosition(SLOT, generation, 7), 5, most=6)
+        self.save_in(store, self.connect(), OffsetPosition(SLOT, generation, 7), 5, most=6)
 
     def test_what_goes_on_from_a_text_that_was_rolled_back_is_refused(self) -> None:
         store, generation = self.with_transactions()
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 5, "3 is deferred")])
         following, dealt = OffsetPosition(SLOT, generation, 6), StoredOffset(5)
         connection = self.connect()
-        store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 5), None)
+        self.save_in(store, connection, OffsetPosition(SLOT, generation, 5), None)
         connection.rollback()
         later = self.connect()
-        _refused(lambda: store.save_in(later, GROUP, following, 3, beside=dealt), TransactionStateError)
+        _refused(lambda: self.save_in(store, later, following, 3, beside=dealt), TransactionStateError)
         assert store.saved(GROUP, SLOT) == StoredOffset(5, "3 is deferred")
         together = self.connect()
-        store.save_in(together, GROUP, OffsetPosition(SLOT, generation, 5), None)
-        store.save_in(together, GROUP, following, 3, beside=dealt)
+        self.save_in(store, together, OffsetPosition(SLOT, generation, 5), None)
+        self.save_in(store, together, following, 3, beside=dealt)
         together.commit()
         assert store.saved(GROUP, SLOT) == StoredOffset(6)
 
@@ -274,8 +278,8 @@ class OffsetStoreWithTransactionsContract(OffsetStoreContract):
         assert not store.save(GROUP, [OffsetPosition(SLOT, generation, 2)])
         for offset, ends in ((2, "rollback"), (4, "commit")):
             connection = self.connect()
-            store.save_in(connection, GROUP, OffsetPosition(SLOT, generation, 4, "w"), None)
-            assert store.settled(GROUP, SLOT, connection) == StoredOffset(4, "w")
+            self.save_in(store, connection, OffsetPosition(SLOT, generation, 4, "w"), None)
+            assert store.settled(GROUP, SLOT, store.connection_of(connection)) == StoredOffset(4, "w")
             _refused(lambda: store.settled(GROUP, SLOT), StorageError)
             getattr(connection, ends)()
             assert store.settled(GROUP, SLOT) == StoredOffset(offset, "w" if offset == 4 else None)

@@ -169,8 +169,9 @@ class Consumer:
         """Acknowledge a message. As ``message.ack``.
 
         Args:
-            connection: save the group's offset in the transaction that this connection is in; the consumer's
-                ``offset_store`` must be in that database. Commit soon: the next owner of the partition waits for it.
+            connection: save the group's offset in the transaction that this connection is in, or this session of
+                SQLAlchemy, or Django's connection with this alias; the consumer's ``offset_store`` must be in that
+                database. Commit soon: the next owner of the partition waits for it.
             sync: save the group's offset now.
 
         Raises:

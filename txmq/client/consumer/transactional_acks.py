@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from txmq.client.consumer.assignment import Assignment, Fetches
@@ -53,7 +54,8 @@ from txmq.errors import (
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.protocol.parts import parse_outcome
-from txmq.runtime.threads import off_loop, start_daemon
+from txmq.runtime.threads import off_loop, start_daemon, to_end
+from txmq.xa.database.framework_connection import is_of_loop
 from txmq.xid import TxId
 
 ASK_TIMEOUT_S = 5.0
@@ -219,14 +221,27 @@ class PendingAcks:
             )
         return self._store
 
-    def pending_ack_in(self, message: Message, connection: Any) -> None:
+    def pending_ack_in(self, message: Message, given: Any) -> None:
         """Acknowledge a message in a transaction of the application's database, where its offset is saved.
+
+        On an event loop it goes to its end, unless the connection is an asynchronous one: a task that is cancelled
+        there ends it, and with it the transaction.
+
+        Args:
+            given: a connection, or a session of a framework's.
 
         Raises:
             ConfigError: the consumer's offsets are not in that database.
             FencedError, TransactionStateError, RolledBackError: as ``pending_ack``; the transaction is doomed.
         """
         store = self._database
+        connection = store.connection_of(given)
+        if is_of_loop(connection):
+            self._ack_in(message, connection, store)
+        else:
+            to_end(lambda: self._ack_in(message, connection, store))
+
+    def _ack_in(self, message: Message, connection: Any, store: OffsetStoreWithTransactions) -> None:
         try:
             if self._is_acknowledged_in(message, connection, store):
                 return
@@ -251,8 +266,8 @@ class PendingAcks:
             with self._assignment.changed:
                 consumed.in_doubt.discard(message.offset)  # the row's lock is granted after every earlier transaction
         except BaseException as error:
-            doomed = error
-            off_loop(lambda: store.doom(connection, doomed))
+            doom = partial(store.doom, connection, error)
+            doom() if is_of_loop(connection) else off_loop(doom)
             raise
 
     def _is_acknowledged_in(self, message: Message, connection: Any, store: OffsetStoreWithTransactions) -> bool:

@@ -118,6 +118,10 @@ class Database:
         self.inside: StoredOffset | None = None
         self.is_under_way = False
 
+    def connection_of(self, given: Any) -> Any:
+        """As it is."""
+        return given
+
     def save_in(
         self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
         most: int | None = None, beside: StoredOffset | None = None,

@@ -4,12 +4,13 @@ Theory of operation. A row per group and partition holds the generation and the 
 first commits ``generation = mine``, then reads the offset in a new transaction: from that commit on, an older owner's
 update matches no row. ``message.ack(connection)`` updates the row in the application's transaction, which commits rows
 and offset together or neither: each message has its effect once, whichever process dies. Acks without a connection are
-saved by the store's own connection every ``offset_save_interval``.
+saved by the store's own connection every ``offset_save_interval``. ``connection_of`` says which connections are taken;
+the stores of ``txmq.sqlalchemy`` and ``txmq.django`` take sessions and aliases as well.
 
 Invariants:
     * every update of an offset names the generation, and must match exactly one row;
     * a transaction whose ack was refused cannot commit: the block's connection is doomed, any other is rolled back and
-      closed;
+      closed, by its framework if it has one;
     * an ack is refused while an earlier message's ack is neither committed nor in the same transaction.
 
 Sources: MariaDB, "InnoDB Lock Modes", "SET TRANSACTION" (current reads of UPDATE); PostgreSQL 15, section 13.2; SQLite,
@@ -22,19 +23,25 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, FencedError, StorageError, TransactionStateError, TxmqError
 from txmq.model import TopicPartition
 from txmq.outbox.outbox import commits_alone
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Lock, current_strand
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_for, placeholder_of
+from txmq.xa.database.framework_connection import FrameworkConnection
 from txmq.xa.database.guarded_connection import GuardedConnection, behind_guard, doom
+from txmq.xa.database.loop_connection import driver_name, on_loop
 from txmq.xa.database.thread_connection import ThreadConnection
 
 T = TypeVar("T")
+DEFAULT_TABLE: Final = "txmq_offset"
+_STORES: Final = {
+    "sqlalchemy": "txmq.sqlalchemy.DatabaseOffsetStore(...)", "django": "txmq.django.offset_store()",
+}  # fmt: skip
 _Condition = tuple[str, int | str | None]  # of what is saved, and the value it is compared with
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,64}(?:\.[A-Za-z0-9_]{1,64})?\Z")
 
@@ -105,7 +112,7 @@ class DatabaseOffsetStore:
     is_shared = True
 
     def __init__(
-        self, connect: Callable[[], Any], *, table: str = "txmq_offset", dialect: str | None = None
+        self, connect: Callable[[], Any], *, table: str = DEFAULT_TABLE, dialect: str | None = None
     ) -> None:  # fmt: skip
         if not isinstance(table, str) or _TABLE.match(table) is None:
             raise ConfigError(f"table = {table!r}: expected a name of letters, digits and _, or schema.name")
@@ -212,6 +219,28 @@ class DatabaseOffsetStore:
 
     # --- in the application's transaction ----------------------------------------------------------------------------
 
+    def connection_of(self, given: Any) -> Any:
+        """See ``OffsetStoreWithTransactions``: a driver's connection, synchronous or asynchronous, or a block's.
+
+        Raises:
+            ConfigError: it is a session or a framework's connection, or an asynchronous one outside of an event loop.
+        """
+        asynchronous = driver_name(given)
+        if asynchronous and current_strand() is None:
+            raise ConfigError(
+                f"{asynchronous} is an asynchronous driver: a consumer of txmq.aio takes its connections, await "
+                "message.ack(connection)"
+            )
+        if asynchronous:
+            return on_loop(given)
+        package = type(given).__module__.partition(".")[0]
+        if package in _STORES and not hasattr(given, "driver_connection"):
+            raise ConfigError(
+                f"{type(given).__qualname__} of {package} is acknowledged in by a consumer with offset_store = "
+                f"{_STORES[package]}"
+            )
+        return given
+
     def save_in(
         self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
         most: int | None = None, beside: StoredOffset | None = None,
@@ -222,8 +251,7 @@ class DatabaseOffsetStore:
             ConfigError: the connection is in autocommit: there is no transaction to save in.
         """
         try:
-            # A block's own is in a transaction.
-            if not isinstance(connection, GuardedConnection) and commits_alone(connection, self._dialect(connection)):
+            if self._commits_alone(connection):
                 raise ConfigError(
                     "the connection is in autocommit: begin a transaction, which the offset is to be saved in"
                 )
@@ -239,9 +267,20 @@ class DatabaseOffsetStore:
         if doom(connection, error):
             return
         with suppress(Exception):
-            connection.rollback()
-        with suppress(Exception):
-            connection.close()
+            if isinstance(connection, FrameworkConnection):
+                connection.doom(error)
+                return
+            try:
+                connection.rollback()
+            finally:  # also if the task is cancelled once more meanwhile
+                connection.close()
+
+    def _commits_alone(self, connection: Any) -> bool:
+        if isinstance(connection, GuardedConnection):
+            return False  # a block's own is in a transaction
+        if isinstance(connection, FrameworkConnection):
+            return connection.commits_alone()
+        return commits_alone(connection, self._dialect(connection))
 
     def _why(
         self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
@@ -295,19 +334,17 @@ class DatabaseOffsetStore:
         own.commit()
 
     def _dialect(self, connection: Any) -> Dialect:
+        if isinstance(connection, FrameworkConnection):
+            return connection.dialect
         return dialect_for(driver_of(behind_guard(connection)), self._dialect_name)
 
     def _run(self, connection: Any, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[Any], int]:
-        driver = driver_of(behind_guard(connection))
-        dialect = dialect_for(driver, self._dialect_name)
-        words = _WORDS[dialect.name]
-        for name, said in (
-            ("@newer", words.newer), ("@table", self._table), ("@row", _ROW), ("@locks", words.locks),
-            ("@aside", words.aside), ("@text", dialect.text), ("@now_ms", dialect.now_ms),
-            ("@options", dialect.table_options), ("?", placeholder_of(driver, dialect)),
-        ):  # fmt: skip
-            sql = sql.replace(name, said)
-        return run(connection, sql, parameters)
+        dialect = self._dialect(connection)
+        if isinstance(connection, FrameworkConnection):
+            mark = connection.placeholder
+        else:
+            mark = placeholder_of(driver_of(behind_guard(connection)), dialect)
+        return run(connection, _said(sql, self._table, dialect).replace("?", mark), parameters)
 
     def _ask(self, ask: Callable[[Connection], T]) -> T:
         """Call with the store's own connection, in its thread; after an error the next call opens another one."""
@@ -343,6 +380,21 @@ class DatabaseOffsetStore:
         if own is not None:
             with suppress(Exception):
                 own.close()
+
+
+def create_statement(dialect: Dialect, table: str = DEFAULT_TABLE) -> str:
+    """What makes the table if it is missing."""
+    return _said(_CREATE, table, dialect)
+
+
+def _said(sql: str, table: str, dialect: Dialect) -> str:
+    words = _WORDS[dialect.name]
+    for name, said in (
+        ("@newer", words.newer), ("@table", table), ("@row", _ROW), ("@locks", words.locks), ("@aside", words.aside),
+        ("@text", dialect.text), ("@now_ms", dialect.now_ms), ("@options", dialect.table_options),
+    ):  # fmt: skip
+        sql = sql.replace(name, said)
+    return sql
 
 
 def _kept(generation: Any, offset: Any, deferred: Any, log: Any) -> tuple[int, StoredOffset | None]:

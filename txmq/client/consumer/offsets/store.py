@@ -1,7 +1,7 @@
 """Where a consumer group's offsets are: the port and its values.
 
 Theory of operation. The broker hands each partition to a member under a *generation*, a number that grows with each
-change of ownership. An ``OffsetStore`` keeps the offsets: in the broker (the default), in the application's own MySQL
+change of ownership. An ``OffsetStore`` keeps the offsets: in the broker (the default), in the application's own
 database, in a file, in ZooKeeper, or in a store of yours. The consumer's thread *loads* a partition when it
 is handed over, and *saves* it every ``offset_save_interval`` and before it is handed on.
 
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from txmq.errors import StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.runtime.threads import off_loop
+from txmq.xa.database.framework_connection import is_of_loop
 from txmq.xa.database.guarded_connection import GuardedConnection, in_its_thread
 
 T = TypeVar("T")
@@ -142,6 +143,13 @@ class OffsetStoreOfMany(Protocol):
 class OffsetStoreWithTransactions(Protocol):
     """A store in a database of the application: an offset can be saved in the application's own transaction there."""
 
+    def connection_of(self, given: Any) -> Any:
+        """What the application gives to ``ack``, as the calls below take it.
+
+        Raises:
+            ConfigError: it is nothing whose transaction this store knows.
+        """
+
     def save_in(
         self, connection: Any, group: str, position: OffsetPosition, above: int | None, *,
         most: int | None = None, beside: StoredOffset | None = None,
@@ -178,7 +186,9 @@ class OffsetStoreWithTransactions(Protocol):
 
 
 def called(call: Callable[[], T], connection: Any = None) -> T:
-    """Call a store off the loop, and with a block's connection where that is used."""
+    """Call a store off the loop, and with a connection of the loop, or of a block, where that is used."""
+    if is_of_loop(connection):
+        return call()
     return in_its_thread(connection, call) if isinstance(connection, GuardedConnection) else off_loop(call)
 
 
