@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import ModuleType
 from typing import Any, Final
 
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
@@ -24,7 +25,7 @@ from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock, watch_forks
-from txmq.xa.database.dbapi import Connection, innermost, is_integrity_error, run
+from txmq.xa.database.dbapi import Connection, driver_of_class, innermost, is_integrity_error, run
 from txmq.xa.database.dialects import SQLITE, Dialect, code_of, sqlstate
 from txmq.xa.database.loop_connection import LoopConnection, driver_name
 from txmq.xa.database.thread_connection import ThreadConnection
@@ -80,6 +81,7 @@ class Outbox:
         self._clock: Clock = clock or OSClock()
         self._lock, self._looked = Lock(), float("-inf")
         self._wakes: tuple[Callable[[], None], ...] = ()
+        self._tables: dict[ModuleType, OutboxTables] = {}
         watch_forks(self)
 
     def forked(self) -> None:
@@ -88,10 +90,17 @@ class Outbox:
 
     def tables(self, connection: Connection) -> OutboxTables:
         """The tables, as this connection's driver sees them."""
+        driver = connection.driver if isinstance(connection, LoopConnection) else driver_of_class(type(connection))
+        known = None if driver is None else self._tables.get(driver)
+        if known is not None:
+            return known
         asynchronous = driver_name(connection)
         if asynchronous:
             raise ConfigError(f"{asynchronous} is an asynchronous driver: use txmq.aio.Outbox, and await its calls")
-        return OutboxTables.on(connection, self.table, self._dialect)
+        tables = OutboxTables.on(connection, self.table, self._dialect)
+        if driver is not None:
+            self._tables[driver] = tables
+        return tables
 
     # --- relays of this process --------------------------------------------------------------------------------------
 

@@ -59,6 +59,14 @@ def test_message_that_would_be_committed_alone_is_refused(mode: str, connect: Co
     assert seen(tmp_path) == []
 
 
+def test_tables_are_made_once_for_a_driver(connect: Connect) -> None:
+    outbox, connections = Outbox(), [connect(), connect()]
+    one, another = map(outbox.tables, connections)
+    assert one is another
+    for connection in connections:
+        connection.close()
+
+
 def test_transactions_are_committed_or_rolled_back(connect: Connect, tmp_path: Path) -> None:
     connection, outbox = connect(), Outbox()
     with outbox.transaction(connection) as tx:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from inspect import iscoroutine, iscoroutinefunction
 from types import ModuleType
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 
 _INNER = ("__wrapped__", "driver_connection")
 _WRAPPERS_MAX = 8
+_CLASSES_MAX = 64
 _ADVICE = "give a connection of a DB-API one (sqlite3, MySQLdb, psycopg): txmq.aio uses it in a thread"
 
 
@@ -65,6 +67,8 @@ def innermost(connection: Any) -> Any:
 
     Sources: wrapt, ``ObjectProxy.__wrapped__``; SQLAlchemy, ``PoolProxiedConnection.driver_connection``.
     """
+    if driver_of_class(type(connection)) is not None:
+        return connection
     for _ in range(_WRAPPERS_MAX):
         inner = next((found for name in _INNER if _is_connection(found := getattr(connection, name, None))), connection)
         if inner is connection:
@@ -84,6 +88,9 @@ def driver_of(connection: Any) -> ModuleType | None:
     """
     if isinstance(connection, LoopConnection):
         return connection.driver
+    known = driver_of_class(type(connection))
+    if known is not None:
+        return known
     if not _is_connection(connection):
         found = of_driver(connection)
         if iscoroutine(found):
@@ -100,12 +107,26 @@ def driver_of(connection: Any) -> ModuleType | None:
     return None
 
 
+@lru_cache(maxsize=_CLASSES_MAX)
+def driver_of_class(cls: type) -> ModuleType | None:
+    """The DB-API module whose own connections are of this class; None: the class alone does not tell.
+
+    Asked for each message of an outbox: to look at a connection's attributes takes 30 us.
+    """
+    if not _is_connection(cls) or _is_asynchronous(cls, cls) or any(hasattr(cls, name) for name in _INNER):
+        return None
+    return next((module for one in cls.__mro__ if (module := _module_of(one)) is not None), None)
+
+
 def _require_synchronous(found: Any) -> None:
+    if _is_asynchronous(found, type(found)):
+        raise ConfigError(f"{type(found).__module__} is an asynchronous driver: {_ADVICE}")
+
+
+def _is_asynchronous(found: Any, cls: type) -> bool:
     """What is known by name, and what has coroutine functions: not all of those have (asyncmy, asyncpg's pool)."""
-    is_asynchronous = any(iscoroutinefunction(getattr(found, name, None)) for name in ("commit", "execute", "close"))
-    which = type(found).__module__
-    if is_asynchronous or which.partition(".")[0] in ASYNCHRONOUS:
-        raise ConfigError(f"{which} is an asynchronous driver: {_ADVICE}")
+    has_coroutines = any(iscoroutinefunction(getattr(found, name, None)) for name in ("commit", "execute", "close"))
+    return has_coroutines or cls.__module__.partition(".")[0] in ASYNCHRONOUS
 
 
 def may_change_threads(connection: Any) -> bool:
