@@ -67,7 +67,7 @@ def innermost(connection: Any) -> Any:
 
     Sources: wrapt, ``ObjectProxy.__wrapped__``; SQLAlchemy, ``PoolProxiedConnection.driver_connection``.
     """
-    if driver_of_class(type(connection)) is not None:
+    if isinstance(connection, LoopConnection) or driver_of_class(type(connection)) is not None:
         return connection
     for _ in range(_WRAPPERS_MAX):
         inner = next((found for name in _INNER if _is_connection(found := getattr(connection, name, None))), connection)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from inspect import isawaitable, iscoroutinefunction
 from types import ModuleType
 from typing import Any, Final
@@ -30,6 +31,7 @@ _IDLE, _IN_TRANSACTION = 0, 2  # as libpq numbers them
 _SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
 _CLOSE_S: Final = 5.0
 _READS: Final = ("SELECT", "SHOW")
+_STATEMENTS_MAX: Final = 128
 
 
 def driver_name(connection: Any) -> str:
@@ -245,6 +247,7 @@ class _AsyncpgCursor:
         return self._rows
 
 
+@lru_cache(maxsize=_STATEMENTS_MAX)
 def _numbered(operation: str) -> str:
     """``%s`` as ``$1``, ``$2``, ..."""
     first, *others = operation.split("%s")
