@@ -402,6 +402,18 @@ def test_patience_with_owners_follows_their_deadlines(orders: MySQLOrders) -> No
     assert told == ["4", "4", "128"]
 
 
+def test_smaller_limit_that_connect_has_set_stays(orders: MySQLOrders) -> None:
+    shown = orders.execute("SHOW VARIABLES LIKE 'idle_transaction_timeout'")
+    variable = str(shown[0][0]) if shown else "wait_timeout"
+    orders.resource.close()
+    orders.arguments = {"init_command": f"SET SESSION {variable} = 3"}
+    branch = orders.enlist(timeout=100.0)
+    cursor = branch.connection.cursor()
+    cursor.execute(f"SELECT @@{variable}")
+    assert cursor.fetchall() == ((3,),)
+    assert branch.roll_back(prepared=False)
+
+
 def test_killed_session_before_commit_leaves_branch_to_resolver(orders: MySQLOrders) -> None:
     branch = orders.prepared(1)
     orders.execute(f"KILL {branch.details()['connection']}")

@@ -25,6 +25,7 @@ from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_table import own_transaction
 
 PATIENT_S = 600.0
+IDLE = "idle_in_transaction_session_timeout"
 RESOLVING = ("lock_timeout", "transaction_isolation")
 
 
@@ -215,6 +216,20 @@ def test_nothing_that_is_set_outlives_its_transaction(shop: Shop) -> None:
     finally:
         shop.run("ALTER ROLE postgres RESET default_transaction_isolation")
     shop.check()
+
+
+def test_smaller_limit_of_role_for_idle_transactions_stays(shop: Shop) -> None:
+    told = []
+    try:
+        for given in ("0", "5s", "1h"):
+            shop.run(f"ALTER ROLE postgres SET {IDLE} = '{given}'")
+            resource = LastResource("shop", connect=shop.connect)
+            with shop.client.producer().transaction(resource, timeout=20.0) as tx:
+                told.append(tx.connection(resource).execute(f"SHOW {IDLE}").fetchone())
+            resource.close()
+    finally:
+        shop.run(f"ALTER ROLE postgres RESET {IDLE}")
+    assert told == [("32s",), ("5s",), ("32s",)]
 
 
 def test_standby_is_refused(shop: Shop) -> None:

@@ -40,6 +40,7 @@ _OF_MYSQL_SERVERS = (range(1000, 2000), range(3000, 5000))
 _SQLITE_PASSING = frozenset({5, 6, 7, 9, 10, 13})  # BUSY, LOCKED, NOMEM, INTERRUPT, IOERR, FULL
 _PASSING_STATES = ("08", "40", "53", "57")  # connection, serialization and deadlock, resources, operator
 _POSTGRESQL_CURRENT = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_POSTGRESQL_IDLE = "idle_in_transaction_session_timeout"
 # "off" ends where COMMIT is answered; any other level is the user's choice among durable ones.
 _POSTGRESQL_FORCED = (
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' "
@@ -94,8 +95,9 @@ class Dialect:
         waits_briefly: statement that lets the open transaction wait for a lock for a moment only; empty if ``held``
             says whether there is one, or if there are no locks of rows.
         is_held: whether an error says that somebody else holds a row.
-        limits_idle: statement in an open transaction: the server ends the session if it is idle in it for ``{}``
-            seconds; empty if a session is told (``idle_sessions``), or if nobody could end it (SQLite).
+        limits_idle: statement in an open transaction: the server ends the session if it is idle in it for ``{0}``
+            seconds, or for less if that was set; empty if a session is told (``idle_sessions``), and for SQLite, where
+            nobody could end it.
         ends_idle: condition that always holds, and lets the server end the session if it is still idle in the open
             transaction at ``?``, by its clock in ms; empty if ``end_session`` does that.
         has_privileges: users of this kind of database may lack privileges.
@@ -398,8 +400,10 @@ POSTGRESQL = Dialect(
     # What an INSERT waits for can be seen only by waiting: longer than a healthy COMMIT takes to be forced.
     waits_briefly="SET LOCAL lock_timeout = '20ms'",
     is_held=lambda error: sqlstate(error) == "55P03",
-    limits_idle="SET LOCAL idle_in_transaction_session_timeout = '{}s'",
-    ends_idle="set_config('idle_in_transaction_session_timeout', CAST(LEAST(GREATEST("
+    limits_idle=f"SELECT set_config('{_POSTGRESQL_IDLE}', '{{0}}s', true) "
+    f"WHERE current_setting('{_POSTGRESQL_IDLE}') = '0' "
+    f"OR CAST(current_setting('{_POSTGRESQL_IDLE}') AS INTERVAL) > INTERVAL '{{0}}s'",
+    ends_idle=f"set_config('{_POSTGRESQL_IDLE}', CAST(LEAST(GREATEST("
     "? - CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT), 1000), 2147483647) AS TEXT), true) IS NOT NULL",
     why_not_idle=_postgresql_why_not_idle,
     weakness=_postgresql_weakness,

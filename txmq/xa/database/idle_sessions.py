@@ -4,7 +4,8 @@ Theory of operation. The server closes a connection on which no statement came f
 transaction (``idle_transaction_timeout``; an XA branch counts, and stays if it is prepared; so does a transaction that
 was begun ahead of its block), MySQL in any case (``wait_timeout``). A pooled connection that was idle for longer has
 ended, and another one is taken. Both are variables of the session, set to the block's timeout, rounded up to a power of
-two: a connection is told once, as a rule. PostgreSQL is told by each transaction (``Dialect.limits_idle``).
+two: a connection is told once, as a rule. PostgreSQL is told by each transaction (``Dialect.limits_idle``). A smaller
+limit, which the server or ``connect`` has set, stays.
 
 Sources: MariaDB 10.3, "idle_transaction_timeout"; MySQL 8.0 Reference Manual, "wait_timeout".
 """
@@ -18,6 +19,7 @@ from txmq.xa.database.dialects import mysql_variables
 
 IDLE_S_MAX: Final = 1 << 21  # 24 days, as PostgreSQL knows in ms; the others know more
 _MARIADB: Final = "idle_transaction_timeout"
+_MYSQL: Final = "wait_timeout"
 
 
 def idle_s(timeout_s: float) -> int:
@@ -28,10 +30,10 @@ def idle_s(timeout_s: float) -> int:
 class IdleLimit:
     """What one connection was told. The connection is one of MySQL or MariaDB."""
 
-    __slots__ = ("_idle_s", "_variable")
+    __slots__ = ("_given_s", "_idle_s", "_variable")
 
     def __init__(self) -> None:
-        self._variable, self._idle_s = "", 0
+        self._variable, self._given_s, self._idle_s = "", 0, 0
 
     def set(self, connection: Connection, timeout_s: float) -> bool:
         """Have the session ended that is idle for longer than a block of ``timeout_s`` may be.
@@ -46,8 +48,10 @@ class IdleLimit:
         if wanted_s == self._idle_s:
             return False
         if not self._variable:
-            self._variable = _MARIADB if mysql_variables(connection, _MARIADB) else "wait_timeout"
-        run(connection, f"SET SESSION {self._variable} = {wanted_s}")
+            found = mysql_variables(connection, _MARIADB, _MYSQL)
+            self._variable = _MARIADB if _MARIADB in found else _MYSQL
+            self._given_s = int(found[self._variable]) or IDLE_S_MAX
+        run(connection, f"SET SESSION {self._variable} = {min(wanted_s, self._given_s)}")
         connection.rollback()  # a question began a transaction
         self._idle_s = wanted_s
         return True
