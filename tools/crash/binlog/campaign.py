@@ -262,8 +262,9 @@ class BinlogCampaign:
         with txmq.connect(self._processes.address()) as client:
             topics = {topic.name: topic.partitions for topic in client.topics.list() if topic.name.startswith(prefix)}
             checker = Checker(
-                read_binlog(self._processes.binlog_files(), DATABASE), str(self._begun_at), topics, prefix
-            )
+                read_binlog(self._processes.binlog_files(), DATABASE), str(self._begun_at), topics, prefix,
+                self._processes.snapshot_ended_at(),
+            )  # fmt: skip
             for topic in topics:
                 for message in client.browse(topic):
                     event = read_event(message.value or b"")

@@ -5,9 +5,9 @@ changes the key is two, and a statement is one for each partition of its tables'
 each partition must have its units in the binlog's order. Changes of an XA transaction have the place of its XA COMMIT.
 
 A snapshot shows a row as it was at a position (``r``); of the row's changes those up to there must not come, and those
-behind it must. Of a row without ``r`` the first changes may be missing, as far as the snapshot reached, if they end
-with no row: it was not there when it was looked for. Rows of a table without a key are counted: it is read at one
-position.
+behind it must. Of a row without ``r`` the first changes may be missing, as far as the snapshot reached (by its newest
+row, or the reader's word on its end), if they end with no row: it was not there when it was looked for. Rows of a table
+without a key are counted: it is read at one position.
 
 Rules:
     B1 unknown: an event of no committed change; B2 twice; B3 missing; B4 order within a partition; B5 a key in two
@@ -112,10 +112,13 @@ class Checker:
         begin: the server's position when the sync was set up; nothing happened before its first start.
         partitions: of each topic.
         prefix: of the topics' names, before the table's.
+        complete: the position at which the snapshot was: its last view may have had no row.
     """
 
-    def __init__(self, binlog: Iterable[Decoded], begin: str, partitions: Mapping[str, int], prefix: str) -> None:
-        self._partitions, self._prefix = partitions, prefix
+    def __init__(
+        self, binlog: Iterable[Decoded], begin: str, partitions: Mapping[str, int], prefix: str, complete: str = ""
+    ) -> None:
+        self._partitions, self._prefix, self._complete = partitions, prefix, complete
         self._units: dict[tuple[str, int, str], Unit] = {}
         self._statements: dict[str, Statement] = {}
         self._transactions: list[int] = []  # their sequence numbers
@@ -290,7 +293,7 @@ class Checker:
         """What is wrong, the rule first; call it once, at the end."""
         reads = [position for line in self._lines.values() for position, _, _ in line.read]
         reads += [position for bag in self._bags.values() for position in bag.positions]
-        reached = max((self._index_at(position) for position in reads), default=-1)
+        reached = max(self._index_at(position) for position in [self._complete, *reads])
         for key, line in self._lines.items():
             self._judge(key, line, reached)
         for table, bag in self._bags.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -116,6 +117,12 @@ class Processes(Victims):
     def binlog_files(self) -> list[Path]:
         """Of the source; the last one is being written."""
         return binlog_files(self._world.source / "data")
+
+    def snapshot_ended_at(self) -> str:
+        """Where the newest snapshot was complete, by its reader's last word on it; empty: it has said none."""
+        lines = (self._world.directory / f"{READER}.log").read_text("utf-8", "replace").splitlines()
+        told = [json.loads(line)["gtids"] for line in lines if '"the snapshot is complete"' in line]
+        return str(told[-1]) if told else ""
 
     def _crash(self, victims: Sequence[Victim], fault: Fault) -> None:
         super()._crash(victims, fault)

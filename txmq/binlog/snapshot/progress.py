@@ -54,12 +54,12 @@ class SnapshotProgress:
                 rows=state.rows, rows_per_s=rate, tables_left=len(state.left), tables=state.tables,
             )  # fmt: skip
 
-    def end(self, state: SnapshotState) -> None:
-        """All is read."""
+    def end(self, state: SnapshotState, gtids: str) -> None:
+        """All is read, the last of it at a position."""
         self.close()
         seconds = max(self._clock.monotonic() - self._begun_at, 0.001)
         rate = round((state.rows - self._begun_rows) / seconds)
-        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables, rows_per_s=rate)
+        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables, rows_per_s=rate, gtids=gtids)
 
     def close(self) -> None:
         """Take the bar away; harmless twice."""

@@ -291,8 +291,9 @@ class Snapshot:
             publisher.publish_read(None, (), lambda _: replace(behind, rows=behind.rows + done))
 
     def _end(self, state: SnapshotState, publisher: Rows) -> None:
+        gtids = publisher.position.gtids
         publisher.publish_read(None, (), lambda _: None)
-        self._progress.end(state)
+        self._progress.end(state, gtids)
 
     def _tell(self, state: SnapshotState | None, table: SnapshotTable, rows: int) -> None:
         if state is not None:

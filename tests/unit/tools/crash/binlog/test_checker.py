@@ -82,9 +82,9 @@ def stored(events: Sequence[Sequence[ChangeEvent]] = EVENTS) -> list[list[Stored
     ]
 
 
-def findings(parts: list[list[Stored]], binlog: Sequence[Decoded] = BINLOG) -> list[str]:
+def findings(parts: list[list[Stored]], binlog: Sequence[Decoded] = BINLOG, complete: str = "") -> list[str]:
     """What the checker says."""
-    checker = Checker(binlog, "0-1-2", {TOPIC: 2}, PREFIX)
+    checker = Checker(binlog, "0-1-2", {TOPIC: 2}, PREFIX, complete)
     for part in parts:
         for one in part:
             checker.take(one.place, one.offset, one.key, one.event)
@@ -93,6 +93,16 @@ def findings(parts: list[list[Stored]], binlog: Sequence[Decoded] = BINLOG) -> l
 
 def test_whole_topics_have_no_finding() -> None:
     assert findings(stored()) == []
+
+
+def test_row_that_last_view_has_no_more_may_lack_its_end() -> None:
+    """Found: rows at a table's end were deleted between its last two views, and the last one had no row."""
+    begun = Decoded("0-1-1", [*BINLOG[0].changes, change(1, "c", 11, None, 10, 3)])
+    ended = Decoded("0-1-8", [*BINLOG[6].changes, change(8, "d", 11, 10, None, 2)])
+    binlog = [begun, *BINLOG[1:6], ended, BINLOG[7]]
+    assert findings(stored(), binlog, "0-1-8") == []
+    for earlier in ("0-1-7", ""):
+        assert [text[:2] for text in findings(stored(), binlog, earlier)] == ["B3"]
 
 
 def drop(parts: list[list[Stored]]) -> None:
