@@ -52,7 +52,7 @@ class Parked(_Message):
     """A message that the broker refuses, or that stands after such a one."""
 
     id = models.BigIntegerField(primary_key=True)
-    why = models.TextField()
+    why = models.CharField(max_length=200)
     since_ms = models.BigIntegerField()
 
     class Meta:

@@ -209,7 +209,7 @@ class Outbox:
         self._look(connection, tables)
         tables.insert(connection, rows, unit)
 
-    def _look(self, connection: Connection, tables: OutboxTables) -> None:
+    def _look(self, connection: Any, tables: OutboxTables) -> None:
         """Refuse more if too many wait; asked once a second."""
         with self._lock:
             now = self._clock.monotonic()

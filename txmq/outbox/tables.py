@@ -33,8 +33,7 @@ from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, pla
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
 RUNS_PER_STATEMENT: Final = 100
-KEY_PREFIX: Final = 255  # bytes and characters of which InnoDB keeps an index
-WHY_PREFIX: Final = 64
+KEY_PREFIX: Final = 255  # bytes of a key of which InnoDB keeps an index
 ADOPTED: Final = "adopted: an operator says whether it was sent"
 AWAY: Final = "away: home "  # and its id
 IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
@@ -140,7 +139,7 @@ class OutboxTables:
         of_unit = of_parked = ""
         if d.name == "mysql":
             of_unit = f", INDEX {name}_unit (unit)"
-            of_parked = f", INDEX {keys} (message_key({KEY_PREFIX})), INDEX {reasons} (why({WHY_PREFIX}))"
+            of_parked = f", INDEX {keys} (message_key({KEY_PREFIX})), INDEX {reasons} (why)"
         parked_id = "INTEGER" if d.name == "sqlite" else d.number
         relay = (
             f"id INTEGER NOT NULL PRIMARY KEY, uuid {d.text} NOT NULL, home {d.text} NOT NULL, last {d.text}, "
@@ -149,7 +148,7 @@ class OutboxTables:
         found = [
             f"CREATE TABLE IF NOT EXISTS {self.name} (id {types['id']}, {row}{of_unit}){types['options']}",
             f"CREATE TABLE IF NOT EXISTS {self.parked} (id {parked_id} NOT NULL PRIMARY KEY, {row}, "
-            f"why {types['long_text']} NOT NULL, since_ms {d.number} NOT NULL{of_parked}){types['options']}",
+            f"why {d.text} NOT NULL, since_ms {d.number} NOT NULL{of_parked}){types['options']}",
             f"CREATE TABLE IF NOT EXISTS {self.relay} ({relay}){types['options']}",
         ]
         if d.name != "mysql":

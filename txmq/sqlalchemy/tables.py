@@ -24,7 +24,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-from txmq.outbox.tables import KEY_PREFIX, WHY_PREFIX, OutboxTables
+from txmq.outbox.tables import KEY_PREFIX, OutboxTables
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 
 _MYSQL = ("mysql", "mariadb")
@@ -38,6 +38,7 @@ _ASCII: TypeEngine[str] = (
     .with_variant(mysql.VARCHAR(_NAME_LENGTH, charset="ascii", collation="ascii_bin"), *_MYSQL)
     .with_variant(String(_NAME_LENGTH, collation="C"), "postgresql")
 )
+_KEY_PREFIX: dict[str, Any] = {f"{name}_length": KEY_PREFIX for name in _MYSQL}
 _OPTIONS: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 
@@ -89,10 +90,10 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         f"{plain}_parked", metadata,
         Column("id", _NUMBER, primary_key=True, autoincrement=False),
         *_columns_of_a_message(),
-        Column("why", _LONG_TEXT, nullable=False),
+        Column("why", _ASCII, nullable=False),
         Column("since_ms", _NUMBER, nullable=False),
-        Index(f"{plain}_parked_key", "message_key", postgresql_using="hash", **_of_prefix(KEY_PREFIX)),
-        Index(f"{plain}_parked_why", "why", **_of_prefix(WHY_PREFIX)),
+        Index(f"{plain}_parked_key", "message_key", postgresql_using="hash", **_KEY_PREFIX),
+        Index(f"{plain}_parked_why", "why"),
         **given,
     )  # fmt: skip
     relay = Table(
@@ -108,10 +109,6 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         **given,
     )  # fmt: skip
     return SchemaTables(messages, parked, relay)
-
-
-def _of_prefix(length: int) -> dict[str, Any]:
-    return {f"{name}_length": length for name in _MYSQL}
 
 
 def _columns_of_a_message() -> list[Column[Any]]:

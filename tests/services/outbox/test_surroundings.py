@@ -63,7 +63,8 @@ def as_user(shop: Shop, user: str, grants: dict[str, str]) -> Connect:
         run(connection, f"DROP ROLE IF EXISTS {user}")
         run(connection, f"CREATE ROLE {user} LOGIN")
     else:
-        run(connection, f"CREATE OR REPLACE USER {user}@localhost")
+        run(connection, f"DROP USER IF EXISTS {user}@localhost")
+        run(connection, f"CREATE USER {user}@localhost")
     for table, privileges in grants.items():
         to = user if shop.fields["kind"] == "psycopg" else f"{user}@localhost"
         run(connection, f"GRANT {privileges} ON {table} TO {to}")

@@ -72,7 +72,7 @@ MODELS = [
         name="Parked",
         fields=_message(
             models.BigIntegerField(primary_key=True, serialize=False),
-            ("why", models.TextField()), ("since_ms", models.BigIntegerField()),
+            ("why", models.CharField(max_length=200)), ("since_ms", models.BigIntegerField()),
         ),
         options={
             "verbose_name": "parked message", "verbose_name_plural": "parked messages",

@@ -258,7 +258,7 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
 
         def post(action: str, *letters: str, **more: str) -> str:
             chosen = {"action": action, "_selected_action": [rows[letter] for letter in letters], **more}
-            return self.client.post("/admin/txmq/parked/", chosen, follow=True).content.decode()
+            return str(self.client.post("/admin/txmq/parked/", chosen, follow=True).content)
 
         def may(*names: str) -> None:
             clerk.user_permissions.add(*Permission.objects.filter(codename__in=names))
