@@ -8,23 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine, MetaData, bindparam, event, false, insert, select, text
-from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy import Connection, Dialect, MetaData, bindparam, event, false, insert, select, text
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.sql.expression import TextClause
 
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.codec import Codec, encoder_of
-from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX, commits_alone, new_uuid
+from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX, new_uuid
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables, encoded_headers
 from txmq.sqlalchemy.session_messages import Place, SessionMessages
+from txmq.sqlalchemy.sessions import AnySession, Bind, bind_of, commits_alone, sync_session
 from txmq.sqlalchemy.tables import NowMs, tables_in
-from txmq.xa.database.dialects import SQLITE, dialect_for
-
-AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
-Bind = Engine | Connection | AsyncEngine | AsyncConnection
+from txmq.xa.database.dialects import dialect_for
 
 
 class Outbox(PlainOutbox):
@@ -126,8 +122,8 @@ class Outbox(PlainOutbox):
         Durability: that of the session's COMMIT.
         Thread safety: the session's.
         """
-        found = _sync_session(session)
-        place = Place(self, self._bind_of(found, bind))
+        found = sync_session(session)
+        place = Place(self, bind_of(found, bind, self.messages, "send(..., bind=engine)"))
         if not found.in_transaction():
             if not found.autobegin:
                 raise TransactionStateError(f"outbox {self.name!r}: the session has autobegin=False: begin() it first")
@@ -151,7 +147,7 @@ class Outbox(PlainOutbox):
             TransactionStateError: it is in autocommit.
             OutboxFullError: too many messages wait.
         """
-        if _commits_alone(connection):
+        if commits_alone(connection):
             raise TransactionStateError(
                 f"outbox {self.name!r}: the engine is in AUTOCOMMIT, the message would commit alone: give the session "
                 "an engine with transactions"
@@ -197,50 +193,7 @@ class Outbox(PlainOutbox):
         row = {"id": 1, "uuid": new_uuid(), "home": "", "ids": "", "until_ms": 0}
         connection.execute(insert(self.relay).values(row))
 
-    def _bind_of(self, session: Session, bind: Bind | None) -> Engine | Connection:
-        if isinstance(bind, AsyncEngine):
-            return bind.sync_engine
-        if isinstance(bind, AsyncConnection):
-            return bind.sync_connection  # type: ignore[return-value]
-        if bind is not None:
-            return bind
-        if _has_binds(session):
-            raise ConfigError(
-                f"outbox {self.name!r}: the session has binds: name the engine whose rows the message belongs to, "
-                "send(..., bind=engine)"
-            )
-        try:
-            return session.get_bind(clause=insert(self.messages))
-        except UnboundExecutionError as error:
-            raise ConfigError(f"outbox {self.name!r}: the session has no engine: send(..., bind=engine)") from error
-
 
 def _names(number: int) -> tuple[str, str, str, str]:
     """The parameters of a row of an INSERT."""
     return f"topic{number}", f"key{number}", f"value{number}", f"headers{number}"
-
-
-def _sync_session(session: Any) -> Session:
-    if isinstance(session, scoped_session | async_scoped_session):
-        session = session()
-    if isinstance(session, AsyncSession):
-        return session.sync_session
-    if isinstance(session, Session):
-        return session
-    raise ConfigError(
-        f"a Session or an AsyncSession is needed, not {type(session).__qualname__}; txmq.Outbox takes connections"
-    )
-
-
-def _has_binds(session: Session) -> bool:
-    known = vars(session)  # SQLAlchemy 2.0 has no word for it
-    return bool(known.get("binds") or known.get("_Session__binds"))
-
-
-def _commits_alone(connection: Connection) -> bool:
-    if connection.dialect.name == "sqlite":  # where an application may say BEGIN by itself, in a listener
-        return commits_alone(connection.connection.driver_connection, SQLITE)
-    try:
-        return connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection)  # type: ignore[arg-type]
-    except NotImplementedError:
-        return False

@@ -1,4 +1,4 @@
-"""The outbox's tables in the application's metadata: what ``txmq/outbox/tables.py`` creates, in SQLAlchemy's words.
+"""Tables in the application's metadata, as ``txmq/outbox/tables.py`` and the offset store create them.
 
 Sources: SQLAlchemy, "Working with Multiple Backend-Specific Types", "Custom SQL Constructs and Compilation Extension".
 """
@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
@@ -29,6 +30,7 @@ from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 
 _MYSQL = ("mysql", "mariadb")
 _NAME_LENGTH = 200  # of topics, ids of transactions and homes
+_LOG_LENGTH = 2000  # of ``OffsetPosition.log``
 _NUMBER: TypeEngine[int] = BigInteger().with_variant(Integer(), "sqlite")
 _BYTES: TypeEngine[bytes] = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
 _LONG_TEXT: TypeEngine[str] = Text().with_variant(mysql.LONGTEXT(), *_MYSQL)
@@ -109,6 +111,28 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         **given,
     )  # fmt: skip
     return SchemaTables(messages, parked, relay)
+
+
+def offset_table_in(metadata: MetaData, name: str) -> Table:
+    """The table of a ``DatabaseOffsetStore``, added to the metadata.
+
+    Args:
+        name: perhaps with a schema.
+    """
+    schema, _, plain = name.rpartition(".")
+    return Table(
+        plain, metadata,
+        Column("consumer_group", _ASCII, primary_key=True),
+        Column("topic", _ASCII, primary_key=True),
+        Column("partition_number", Integer, primary_key=True, autoincrement=False),
+        Column("generation", BigInteger, nullable=False),
+        Column("next_offset", BigInteger),
+        Column("aside", Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), *_MYSQL)),
+        Column("log_history", String(_LOG_LENGTH)),
+        Column("saves", BigInteger, server_default=text("0"), nullable=False),
+        Column("saved_ms", BigInteger),
+        schema=schema or None, sqlite_with_rowid=False, **_OPTIONS,
+    )  # fmt: skip
 
 
 def _columns_of_a_message() -> list[Column[Any]]:

@@ -11,13 +11,18 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import Engine, MetaData, create_engine, text
+from sqlalchemy.orm import Session
 
 import txmq
+from tests.services.sqlalchemy.databases import mariadb_url, postgresql_url
 from txmq.errors import FencedError, TransactionStateError
+from txmq.sqlalchemy import DatabaseOffsetStore
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
+from txmq.xa.database.dbapi import run
 
 TOPIC, GROUP, PARTITIONS, MESSAGES = "orders", "billing", 4, 120
 OPTIONS = txmq.ConsumerOptions(
@@ -25,21 +30,45 @@ OPTIONS = txmq.ConsumerOptions(
 )  # fmt: skip
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
-    """The application's database, with a table for rows."""
-    if request.param == "sqlite":
-        opened: Callable[[], Any] = lambda: sqlite3.connect(tmp_path / "shop.db", timeout=2.0)  # noqa: E731
-    elif request.param == "postgresql":
+class Shop:
+    """The application's database, with a table for rows.
+
+    Attributes:
+        connect: opens a connection of the driver's.
+        open: opens what the application works with: a connection, or a session.
+    """
+
+    def __init__(self, connect: Callable[[], Any], engine: Engine | None = None) -> None:
+        self.connect = self.open = connect
+        self.store: txmq.DatabaseOffsetStore
+        if engine is None:
+            self.store = txmq.DatabaseOffsetStore(connect)
+        else:
+            self.store, self.open = DatabaseOffsetStore(MetaData(), connect), lambda: Session(engine)
+        with closing(connect()) as connection:
+            for table in ("txmq_offset", "invoices"):
+                run(connection, f"DROP TABLE IF EXISTS {table}")
+            run(connection, "CREATE TABLE invoices (value INTEGER)")
+            connection.commit()
+        self.store.install()
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mysql", "postgresql-session", "mysql-session"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    kind, _, is_session = request.param.partition("-")
+    if kind == "sqlite":
+        connect: Callable[[], Any] = lambda: sqlite3.connect(tmp_path / "shop.db", timeout=2.0)  # noqa: E731
+        url = ""
+    elif kind == "postgresql":
         postgresql: PostgreSQL = request.getfixturevalue("postgresql")
-        opened = lambda: psycopg.connect(postgresql.conninfo())  # noqa: E731
+        connect, url = lambda: psycopg.connect(postgresql.conninfo()), postgresql_url(postgresql)
     else:
         mariadb: MariaDB = request.getfixturevalue("mariadb")
-        opened = mariadb.connect
-    with closing(opened()) as connection:
-        connection.cursor().execute("CREATE TABLE invoices (value INTEGER)")
-        connection.commit()
-    return opened
+        connect, url = mariadb.connect, mariadb_url(mariadb)
+    engine = create_engine(url) if is_session else None
+    yield Shop(connect, engine)
+    if engine is not None:
+        engine.dispose()
 
 
 @pytest.fixture
@@ -53,55 +82,52 @@ def client(shared_broker: BrokerProcess) -> Iterator[txmq.Client]:
 
 def handle(connection: Any, message: txmq.Message, *, commits: bool) -> None:
     """An invoice and the offset; rolled back now and then."""
-    connection.cursor().execute(f"INSERT INTO invoices VALUES ({int(message.value or b'')})")
+    statement = f"INSERT INTO invoices VALUES ({int(message.value or b'')})"
+    connection.execute(text(statement)) if isinstance(connection, Session) else run(connection, statement)
     message.ack(connection)
     connection.commit() if commits else connection.rollback()
     if not commits:
         message.reject("rolled back")
 
 
-def test_each_row_is_there_once_through_rebalances_and_rollbacks(
-    client: txmq.Client, database: Callable[[], Any]
-) -> None:
+def test_each_row_is_there_once_through_rebalances_and_rollbacks(client: txmq.Client, shop: Shop) -> None:
     drawn, numbers = random.Random(7), iter(range(MESSAGES))
-    store = txmq.DatabaseOffsetStore(database)
-    store.install()
     consumers: list[txmq.Consumer] = []
     connections: dict[txmq.Consumer, Any] = {}
 
     def change() -> None:
         if len(consumers) == 3:
             consumers.pop(drawn.randrange(3)).close()
-        consumers.append(client.consumer(GROUP, [TOPIC], offset_store=store, options=OPTIONS))
+        consumers.append(client.consumer(GROUP, [TOPIC], offset_store=shop.store, options=OPTIONS))
 
     def work() -> bool:
         for consumer in consumers:
-            connection = connections.setdefault(consumer, None) or database()
+            connection = connections.setdefault(consumer, None) or shop.open()
             connections[consumer] = connection
             for message in consumer.poll(timeout=0.02):
                 try:
                     handle(connection, message, commits=drawn.random() > 0.1)
                 except (FencedError, TransactionStateError) as error:
                     message.reject(str(error))
-                    connection = connections[consumer] = database()
-        return len(rows(database)) >= MESSAGES
+                    connection = connections[consumer] = shop.open()
+        return len(rows(shop)) >= MESSAGES
 
     for _ in range(6):
         change()
         for number in [number for _, number in zip(range(MESSAGES // 6), numbers, strict=False)]:
             client.producer().send(TOPIC, b"%d" % number, key=b"%d" % number)
         work()
-    eventually(work, lambda: f"{len(rows(database))} of {MESSAGES} rows")
+    eventually(work, lambda: f"{len(rows(shop))} of {MESSAGES} rows")
     for consumer in consumers:
         consumer.close()
     for connection in connections.values():
         with suppress(Exception):  # the store has closed it
             connection.close()
-    assert rows(database) == list(range(MESSAGES))
+    assert rows(shop) == list(range(MESSAGES))
 
 
-def rows(database: Callable[[], Any]) -> list[int]:
+def rows(shop: Shop) -> list[int]:
     """All invoices."""
-    with closing(database()) as connection, closing(connection.cursor()) as cursor:
+    with closing(shop.connect()) as connection, closing(connection.cursor()) as cursor:
         cursor.execute("SELECT value FROM invoices ORDER BY value")
         return [value for (value,) in cursor.fetchall()]

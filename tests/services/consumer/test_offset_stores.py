@@ -14,9 +14,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import MetaData, create_engine
+from sqlalchemy.orm import Session
 
 import txmq
 from tests.open_files import open_files
+from tests.services.sqlalchemy.databases import postgresql_url
 from txmq.client.consumer.offsets import database_store
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
@@ -29,6 +32,7 @@ from txmq.client.consumer.offsets.store import (
 )
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
 from txmq.model import TopicPartition
+from txmq.sqlalchemy import DatabaseOffsetStore as SessionOffsetStore
 from txmq.testing.offset_store_contract import (
     GROUP,
     OTHERS,
@@ -213,6 +217,32 @@ class TestPostgreSQLOffsetStore(DatabaseStoreContract):
 
     def new_connection(self) -> Any:
         return psycopg.connect(self.postgresql.conninfo())
+
+
+class TestSessionOffsetStore(TestPostgreSQLOffsetStore):
+    """The same, in sessions of SQLAlchemy."""
+
+    @pytest.fixture(autouse=True)
+    def _engine(self, postgresql: PostgreSQL) -> Iterator[None]:
+        self.engine = create_engine(postgresql_url(postgresql))
+        yield
+        self.engine.dispose()
+
+    def open(self) -> OffsetStore:
+        store = SessionOffsetStore(MetaData(), self.new_connection, table=self.table)
+        self.stores.append(store)
+        return store
+
+    def connect(self) -> Any:
+        self.connections.append(Session(self.engine))
+        return self.connections[-1]
+
+    def test_connection_in_autocommit_is_refused_unless_it_is_in_transaction(self) -> None:
+        store, generation = self.with_transactions()
+        session = Session(self.engine.execution_options(isolation_level="AUTOCOMMIT"))
+        with session, pytest.raises(ConfigError, match="autocommit"):
+            self.save_in(store, session, OffsetPosition(SLOT, generation, 4), None)
+        assert store.saved(GROUP, SLOT) is None
 
 
 class TestDatabaseOffsetStore(DatabaseStoreContract):
