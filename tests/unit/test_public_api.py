@@ -25,9 +25,10 @@ from txmq.client.relay.relay import Relay
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.xa_resource import BrokerXAResource
-from txmq.django import relay, send
+from txmq.django import offset_store, relay, send
 from txmq.django.testing import sent
 from txmq.model import LargeMessage
+from txmq.sqlalchemy import DatabaseOffsetStore as OffsetsOfSessions
 from txmq.sqlalchemy import Outbox as OutboxOfSessions
 
 # Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
@@ -96,6 +97,9 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     txmq.FixedSelector: "partition",
     send: "topic, value, key=None, headers=None, using='default'",
     relay: "client, using='default'",
+    offset_store: "using='default'",
+    txmq.DatabaseOffsetStore: "connect, *, table='txmq_offset', dialect=None",
+    OffsetsOfSessions: "metadata, connect, *, table='txmq_offset', bind=None",
     sent: "topic=None, using='default'",
     OutboxOfSessions: (
         "metadata, name='default', *, table='txmq_outbox', codec=None, rows_max=1000000, unit_bytes_max=67108864"

@@ -1,13 +1,14 @@
-"""The outbox as an app of Django's: ``INSTALLED_APPS += ["txmq.django"]``, then ``txmq.django.send`` in ``atomic()``.
+"""Outbox and inbox as an app of Django's: ``INSTALLED_APPS += ["txmq.django"]``, then ``send`` in ``atomic()``.
 
-``sending.py`` writes a message in the transaction that is open, ``relaying.py`` runs a relay in this process,
-``manage.py txmq_relay`` is a process of its own, ``testing.py`` shows tests what was sent. ``import txmq`` loads none
-of it.
+``sending.py`` writes a message in the transaction that is open, ``offsets.py`` saves a consumer's offset there,
+``relaying.py`` runs a relay in this process, ``manage.py txmq_relay`` is a process of its own, ``testing.py`` shows
+tests what was sent. ``import txmq`` loads none of it.
 """
 
 from __future__ import annotations
 
+from txmq.django.offsets import offset_store
 from txmq.django.relaying import relay
 from txmq.django.sending import send
 
-__all__ = ["relay", "send"]
+__all__ = ["offset_store", "relay", "send"]

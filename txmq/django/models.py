@@ -1,7 +1,7 @@
-"""The outbox's tables as models: Django's admin lists them, ``flush`` empties them, tests begin without rows.
+"""The app's tables as models: the admin lists messages, ``flush`` empties all, tests begin without rows.
 
-Nobody writes through them. ``txmq/outbox/tables.py`` has the columns, and the migration makes the tables by its
-statements.
+Nobody writes through them. ``txmq/outbox/tables.py`` and the offset store have the columns, and the migrations make the
+tables by their statements.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from django.db import models
 
+from txmq.client.consumer.offsets.database_store import DEFAULT_TABLE as OFFSETS
 from txmq.outbox.tables import DEFAULT_TABLE
 
 _READ_ONLY = ("view",)
@@ -88,3 +89,25 @@ class RelayRow(models.Model):  # type: ignore[misc]  # Django has no types
 
     def __str__(self) -> str:
         return f"relay of outbox {self.uuid}"
+
+
+class SavedOffset(models.Model):  # type: ignore[misc]  # Django has no types
+    """How far a consumer group is in a partition."""
+
+    pk = models.CompositePrimaryKey("consumer_group", "topic", "partition_number")
+    consumer_group = models.CharField(max_length=200)
+    topic = models.CharField(max_length=200)
+    partition_number = models.IntegerField()
+    generation = models.BigIntegerField()
+    next_offset = models.BigIntegerField(null=True)
+    aside = models.TextField(null=True)
+    log_history = models.CharField(max_length=2000, null=True)
+    saves = models.BigIntegerField(db_default=0)
+    saved_ms = models.BigIntegerField(null=True)
+
+    class Meta:
+        db_table = OFFSETS
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.consumer_group} in {self.topic}-{self.partition_number}"

@@ -35,14 +35,26 @@ def relay(client: Client, using: str = DEFAULT_DB_ALIAS) -> Relay:
 
 def require_outbox(using: str) -> None:
     """Refuse a database without the tables. Raises as ``relay``."""
+    refuse_memory(using)
     connection = connections[using]
-    if connection.vendor == "sqlite" and connection.is_in_memory_db():
-        raise ConfigError(f"database {using!r} is in memory, which no relay sees: give it a file (NAME of TEST)")
     tables = outbox_of(using).tables(connection)
     with connection.cursor() as cursor:
         is_there = tables.relay in connection.introspection.table_names(cursor)
     if not is_there or tables.peek(connection) is None:
         raise ConfigError(f"database {using!r} has no outbox yet: manage.py migrate --database {using}")
+
+
+def refuse_memory(using: str) -> None:
+    """Refuse a database that no connection of our own sees.
+
+    Raises:
+        ConfigError: it is SQLite's in memory.
+    """
+    connection = connections[using]
+    if connection.vendor == "sqlite" and connection.is_in_memory_db():
+        raise ConfigError(
+            f"database {using!r} is in memory, which no other connection sees: give it a file (NAME of TEST)"
+        )
 
 
 def connector(using: str) -> Callable[[], Any]:

@@ -19,17 +19,21 @@ from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase, override_settings
 
 import txmq
+from tests.services.django_app.shop.models import Order
 from tests.services.django_app.shop.views import TOPIC, order
+from txmq.client.consumer.offsets.store import OffsetPosition
 from txmq.client.relay.relay import Relay
 from txmq.client.transaction.current import enclosing
-from txmq.django import checks, relay, send, sending, stray_sends
+from txmq.django import checks, offset_store, relay, send, sending, stray_sends
 from txmq.django.models import Parked
 from txmq.django.relaying import connector
 from txmq.django.testing import sent
-from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
+from txmq.errors import ConfigError, FencedError, OutboxFullError, TransactionStateError
 from txmq.outbox.outbox import Outbox
 from txmq.runtime.contexts import SEND_WATCHERS
 from txmq.xa.database.dbapi import run
+
+SLOT = ("orders", 0)
 
 
 def messages(using: str = "default") -> list[str]:
@@ -305,6 +309,67 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         self.assertNotEqual(before.uuid, after.uuid)
 
 
+class InboxCase(TransactionTestCase):  # type: ignore[misc]
+    """Offsets that commit with rows; the consumer's part is in tests/services/consumer."""
+
+    databases = ("default", "archive")
+
+    def setUp(self) -> None:
+        """A consumer has the partition."""
+        self.store = offset_store()
+        self.addCleanup(self.store.leave, "billing")
+        self.assertIsNone(self.store.load("billing", SLOT, 2))
+
+    def save(self, offset: int, given: Any = "default", generation: int = 2) -> None:
+        """A row, and the offset."""
+        Order.objects.create(customer=f"{offset}")
+        position = OffsetPosition(SLOT, generation, offset)
+        self.store.save_in(self.store.connection_of(given), "billing", position, None)
+
+    def both(self, rows: list[str], offset: int | None) -> None:
+        """What is committed."""
+        saved = self.store.saved("billing", SLOT)
+        self.assertEqual((orders(), None if saved is None else saved.offset), (rows, offset))
+
+    def test_row_and_offset_commit_together_or_neither(self) -> None:
+        with self.assertRaises(ValueError), transaction.atomic():
+            self.save(1)
+            raise ValueError
+        self.both([], None)
+        for offset, given in ((2, "default"), (3, connection), (4, connections["default"])):
+            with transaction.atomic():
+                self.save(offset, given)
+                with self.assertRaises(ValueError), transaction.atomic():
+                    self.save(9, given)
+                    raise ValueError
+        self.both(["2", "3", "4"], 4)
+
+    def test_refused_transaction_cannot_commit_at_any_depth(self) -> None:
+        with transaction.atomic():
+            Order.objects.create(customer="ada")
+            with self.assertRaises(FencedError), transaction.atomic():
+                self.save(1, generation=1)
+            with self.assertRaises(Exception), transaction.atomic():  # noqa: B017  the connection is closed
+                Order.objects.create(customer="ben")
+        self.both([], None)
+        with self.assertRaises(FencedError), transaction.atomic():
+            self.save(1, generation=1)
+        with transaction.atomic():
+            self.save(2)
+        self.both(["2"], 2)
+
+    def test_what_has_no_transaction_of_this_database_is_refused(self) -> None:
+        position = OffsetPosition(SLOT, 2, 1)
+        with self.assertRaisesMessage(ConfigError, "autocommit"):
+            self.store.save_in(self.store.connection_of("default"), "billing", position, None)
+        for given in ("archive", connections["archive"]):
+            with self.assertRaisesMessage(ConfigError, "this consumer's offsets are in database 'default'"):
+                self.store.connection_of(given)
+        with self.assertRaisesMessage(ConfigError, "txmq.django.offset_store()"):
+            txmq.DatabaseOffsetStore(lambda: None).connection_of(connection)
+        self.both([], None)
+
+
 class SchemaCase(TransactionTestCase):  # type: ignore[misc]
     """Migrations, on the second database."""
 
@@ -361,8 +426,9 @@ class SchemaCase(TransactionTestCase):  # type: ignore[misc]
 
     def test_sql_of_the_migration_can_be_read(self) -> None:
         said = io.StringIO()
-        call_command("sqlmigrate", "txmq", "0001", stdout=said)
-        self.assertEqual(said.getvalue().count("CREATE TABLE"), 3)
+        for name in ("0001", "0002"):
+            call_command("sqlmigrate", "txmq", name, stdout=said)
+        self.assertEqual(said.getvalue().count("CREATE TABLE"), 4)
 
 
 class NotThere:
