@@ -52,13 +52,14 @@ class PastedPage:
         """Write ``files``; Django's settings are added to those that there are."""
         for name, block in self.files().items():
             path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             kept = path.read_text("utf-8") if path.name == "settings.py" else ""
             path.write_text(kept + block, "utf-8")
 
-    def run(self, *scripts: str) -> str:
-        """What they print, one after another in one shell."""
+    def environment(self) -> dict[str, str]:
+        """Of commands of the page."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        environment |= {
+        return environment | {
             "PATH": os.pathsep.join([str(self._programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "HOME": str(self.folder),  # gunicorn has a socket there
@@ -66,10 +67,13 @@ class PastedPage:
             "UVICORN_PORT": self.ports["8000"],
             "GUNICORN_CMD_ARGS": f"--bind 127.0.0.1:{self.ports['8000']}",
         }
+
+    def run(self, *scripts: str) -> str:
+        """What they print, one after another in one shell."""
         said = self.folder / "said"
         with said.open("wb") as output:
             shell = subprocess.Popen(
-                ["bash", "-e", "-c", "".join(scripts)], cwd=self.folder, env=environment, stdout=output,
+                ["bash", "-e", "-c", "".join(scripts)], cwd=self.folder, env=self.environment(), stdout=output,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:

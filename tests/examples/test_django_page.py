@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 
 import txmq
-from tests.examples.pasting import ROOT, PastedPage
+from tests.examples.pasting import ROOT, TIMEOUT_S, PastedPage
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 LAST_RESOURCE = """
@@ -27,9 +33,26 @@ def test_project_of_the_page_sends_what_it_says(tmp_path: Path, broker: BrokerPr
     port = page.ports["8000"]
     shown = page.run(go_on.replace("runserver", f"runserver {port}"))
     assert '{"order":1,"customer":"ada","total":"9.50"}' in shown
+    _ship(page)
     recipe = (ROOT / "examples/django_last_resource.py").read_text("utf-8").partition("\ndef main(")[0]
     (tmp_path / "shop/together.py").write_text(recipe, "utf-8")
     for program, said in ((LAST_RESOURCE, "201"), (f"{relay}\nrelay.drain(30)\nprint(relay.stopped)", "None")):
         assert page.run(f"python manage.py shell -v0 -c '{program}'").strip() == said
     with txmq.connect(broker.address) as client:
         assert sorted(message.key or b"" for message in client.browse("orders")) == [b"ada", b"ben"]
+
+
+def _ship(page: PastedPage) -> None:
+    def total() -> Decimal:
+        with closing(sqlite3.connect(page.folder / "db.sqlite3")) as connection:
+            return Decimal(str(connection.execute("SELECT SUM(total) FROM orders_order").fetchone()[0]))
+
+    assert total() == Decimal("9.5")
+    command = subprocess.Popen([sys.executable, "manage.py", "ship"], cwd=page.folder, env=page.environment())
+    try:
+        eventually(lambda: total() > 10, "the order has its shipping")
+        command.terminate()
+        assert command.wait(TIMEOUT_S) == 0
+    finally:
+        command.kill()
+    assert total() == Decimal("14.4")

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from alembic import command
@@ -18,10 +18,11 @@ import txmq
 from examples import sqlalchemy_orders
 from examples.order_service_fastapi import take
 from txmq.sqlalchemy import Outbox
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/sqlalchemy.md").read_text("utf-8")
-FIRST, MIGRATION, SQLMODEL, CORE, LAST_RESOURCE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FIRST, MIGRATION, SQLMODEL, CORE, LAST_RESOURCE, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 DATABASE, ADDRESS = "/tmp/shop.db", "txmq://127.0.0.1:8123"
 ENVIRONMENT = """
 from alembic import context
@@ -102,3 +103,26 @@ def test_block_of_a_last_resource_commits_both(broker: BrokerProcess, tmp_path: 
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         assert connection.execute("SELECT customer FROM orders_sqlalchemy").fetchall() == [("ada",)]
     engine.dispose()
+
+
+def test_consumer_books_each_amount_once_though_killed(broker: BrokerProcess, tmp_path: Path) -> None:
+    program = CONSUMER
+    for written, here in ((DATABASE, path := str(tmp_path / "shop.db")), (ADDRESS, broker.address)):
+        assert written in program
+        program = program.replace(written, here)
+
+    def total() -> int:
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as connection:
+            return sum(amount for (amount,) in connection.execute("SELECT amount FROM totals"))
+        return 0
+
+    with txmq.connect(broker.address) as client, client.producer() as producer:
+        client.topics.create("amounts", partitions=4)
+        for wanted in (100, 200):
+            producer.send_many("amounts", [(b"%d" % (number % 7), b"1") for number in range(100)])
+            with subprocess.Popen([sys.executable, "-W", "error", "-c", program]) as consumer:
+                eventually(lambda least=wanted - 90: total() >= least, "it books")  # type: ignore[misc]
+                if wanted == 200:
+                    eventually(lambda: total() >= 200, "all is booked")
+                consumer.kill()
+        assert total() == 200
