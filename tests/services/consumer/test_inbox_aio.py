@@ -79,15 +79,20 @@ class Shop:
             cancelled: at which of its awaits ``ack`` is; 0 at none.
         """
         begun = given if self.kind in SESSIONS else await self.of_driver.begin(given)
-        statement = f"INSERT INTO orders VALUES ({int(message.value or b'')})"
-        await (given.execute(text(statement)) if self.kind in SESSIONS else self.of_driver.execute(given, statement))
+        await self._insert(given, message)
         try:
             await cancelled_at(message.consumer.ack(message, given), cancelled)
         except BaseException:
+            with suppress(Exception):  # what comes later must not be committed either
+                await self._insert(given, message)
             with suppress(Exception):
                 await self._end(begun, "commit")
             raise
         await self._end(begun, "commit" if commits else "rollback")
+
+    async def _insert(self, given: Any, message: txmq.aio.Message) -> None:
+        statement = f"INSERT INTO orders VALUES ({int(message.value or b'')})"
+        await (given.execute(text(statement)) if self.kind in SESSIONS else self.of_driver.execute(given, statement))
 
     async def _end(self, begun: Any, word: str) -> None:
         await (getattr(begun, word)() if self.kind in SESSIONS else self.of_driver.end(begun, word))
