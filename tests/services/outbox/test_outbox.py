@@ -235,11 +235,13 @@ def test_read_ends_with_rows_or_bytes_and_names_cut_units(shop: Shop) -> None:
 
 
 def test_parked_rows_hold_their_keys(shop: Shop) -> None:
-    connection, tables = _relaying(shop, ("a", b"1", b"x"), ("a", b"2", b"y"), ("a", b"3"))
+    connection, tables = _relaying(shop, ("a", b"1", b"x"), ("a", b"2", b"y"), ("a", b"3"), ("a", b"4", b"x"))
     rows = shop.seen()
     shop.begin(connection)
     tables.lock(connection)
     tables.park(connection, [rows[0], rows[2]], "the broker refuses it")
     waiting = tables.waiting(connection, 100, 1 << 20)
-    assert ([row.value for row in waiting.rows], waiting.held) == ([b"2"], {("a", b"x"): rows[0].id})
+    assert ([row.value for row in waiting.rows], waiting.held) == (
+        [b"2", b"4"], {("a", b"x"): rows[0].id},
+    )  # fmt: skip
     shop.end(connection, "COMMIT")
