@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+import txmq
+from tools.crash.directory import HistoryFile
 from tools.crash.doors import GuardedDoors
 from tools.crash.faults import Fault
 from tools.crash.outbox.campaign import OutboxCampaign
+from tools.crash.outbox.directory import OutboxCampaignDirectory
 from tools.crash.outbox.excuses import BrokerRestored, DatabaseRestored, excuse
 from tools.crash.outbox.plan import ALL_POINTS, ROUND, faults
+from tools.crash.outbox.reader import OutboxReader
 from txmq.testing.checkers.events import History, Operation, Poll, Row, Send
 
 SEED = 1
@@ -82,3 +88,17 @@ def test_restored_broker_excuses_only_what_it_lost() -> None:
     excuse(history, [BrokerRestored(50, frozenset({"s-1B2.1"}), {("orders-sqlite", 0): 1})])
     assert [send.value for send in history.operations["s-1B2"].sends] == ["s-1B2.0"]
     assert history.polls[0].messages == [(0, "s-1B2.0")]
+
+
+def test_reader_tells_no_unit_that_it_began_within(tmp_path: Path) -> None:
+    world = OutboxCampaignDirectory(tmp_path)
+    world.write_places({})
+    reader = OutboxReader(world, cast("txmq.Client", None), HistoryFile(tmp_path, "r"))
+    begun_within, torn, whole = (f"service-sqlite.1.t0-{number}M2" for number in range(3))
+    reader.look([])
+    reader.look_for_rows([f"{begun_within}.0"])
+    reader.look([])
+    reader.look_for_rows([f"{begun_within}.1", f"{torn}.1", f"{whole}.0", f"{whole}.1"])
+    reader.look([])
+    told = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text("utf-8").splitlines()]
+    assert [(line["id"], line["v"]) for line in told] == [(torn, [[f"{torn}.1"], 2])]

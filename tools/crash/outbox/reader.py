@@ -17,8 +17,8 @@ from tools.crash.directory import HistoryFile
 from tools.crash.outbox.directory import OutboxCampaignDirectory, count_of_unit, database_of, operation_of
 from tools.crash.reader import Follower, follow
 
-# In the first it begins at the partitions' ends, one after another: at different sides of a page, which it sees in part
-# with the second at the latest.
+# In the first it begins at the partitions' ends, one after another: at different sides of a page, of which it sees no
+# more than a part, with the second at the latest. What it saw of in these is not judged.
 _FIRST_ROUNDS: Final = 2
 
 
@@ -33,6 +33,7 @@ class OutboxReader(Follower):
         self._due: dict[str, set[str]] = {name: set() for name in self._places}
         self._in_part: dict[str, set[str]] = defaultdict(set)
         self._rounds = 0
+        self._seen_first: set[str] = set()
 
     def look(self, topics: Sequence[str]) -> bool:
         before = set(self._in_part)
@@ -40,7 +41,6 @@ class OutboxReader(Follower):
             return False
         if self._rounds < _FIRST_ROUNDS:
             self._rounds += 1
-            self._in_part.clear()
         for operation in before & self._in_part.keys():
             found = self._in_part.pop(operation)
             self.history.write("unit", "ok", operation, [sorted(found), count_of_unit(operation)])
@@ -57,7 +57,9 @@ class OutboxReader(Follower):
             operation = operation_of(value)
             if (name := database_of(operation)) in self._due:
                 self._due[name].add(f"{operation}/0")
-            if count_of_unit(operation) > 1:
+            if self._rounds < _FIRST_ROUNDS:
+                self._seen_first.add(operation)
+            elif count_of_unit(operation) > 1 and operation not in self._seen_first:
                 self._note_part(operation, value)
 
     def _note_part(self, operation: str, value: str) -> None:
