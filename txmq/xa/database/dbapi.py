@@ -67,7 +67,8 @@ def innermost(connection: Any) -> Any:
 
     Sources: wrapt, ``ObjectProxy.__wrapped__``; SQLAlchemy, ``PoolProxiedConnection.driver_connection``.
     """
-    if isinstance(connection, LoopConnection) or driver_of_class(type(connection)) is not None:
+    cls: type = type(connection)
+    if isinstance(connection, LoopConnection) or driver_of_class(cls) is not None:
         return connection
     for _ in range(_WRAPPERS_MAX):
         inner = next((found for name in _INNER if _is_connection(found := getattr(connection, name, None))), connection)
@@ -88,7 +89,8 @@ def driver_of(connection: Any) -> ModuleType | None:
     """
     if isinstance(connection, LoopConnection):
         return connection.driver
-    known = driver_of_class(type(connection))
+    cls: type = type(connection)
+    known = driver_of_class(cls)
     if known is not None:
         return known
     if not _is_connection(connection):
@@ -100,8 +102,8 @@ def driver_of(connection: Any) -> ModuleType | None:
         raise ConfigError(f"a DB-API connection is needed, not {type(found).__qualname__}")
     inner = innermost(connection)
     _require_synchronous(inner)
-    for cls in (*type(inner).__mro__, getattr(connection, "Error", None)):
-        module = _module_of(cls) if isinstance(cls, type) else None
+    for one in (*type(inner).__mro__, getattr(connection, "Error", None)):
+        module = _module_of(one) if isinstance(one, type) else None
         if module is not None:
             return module
     return None
