@@ -95,7 +95,7 @@ def test_whole_topics_have_no_finding() -> None:
     assert findings(stored()) == []
 
 
-def test_row_that_last_view_has_no_more_may_lack_its_end() -> None:
+def test_row_gone_before_the_last_view_may_lack_its_end() -> None:
     """Found: rows at a table's end were deleted between its last two views, and the last one had no row."""
     begun = Decoded("0-1-1", [*BINLOG[0].changes, change(1, "c", 11, None, 10, 3)])
     ended = Decoded("0-1-8", [*BINLOG[6].changes, change(8, "d", 11, 10, None, 2)])
