@@ -32,6 +32,7 @@ from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, pla
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
+RUNS_ALONE_MAX: Final = 8  # of so many runs each is deleted by a statement of its own
 RUNS_PER_STATEMENT: Final = 100
 KEY_PREFIX: Final = 255  # bytes of a key of which InnoDB keeps an index
 ADOPTED: Final = "adopted: an operator says whether it was sent"
@@ -286,10 +287,22 @@ class OutboxTables:
         *fields, is_held = rows[0]
         return _relay_row(fields), not is_held
 
-    def delete(self, connection: Connection, ids: Iterable[Run]) -> None:
-        """Delete rows that are messages now. No open transaction of an application is waited for."""
-        if self.dialect.name == "mysql":
+    def delete(self, connection: Connection, ids: Sequence[Run]) -> None:
+        """Delete rows that are messages now. No open transaction of an application is waited for.
+
+        InnoDB does not look at the row after a range if LIMIT ends it; a row costs a quarter of what it costs in
+        ``_delete_each``.
+        """
+        if self.dialect.name == "mysql" and len(ids) > RUNS_ALONE_MAX:
             self._delete_each(connection, [one for first, last in ids for one in range(first, last + 1)])
+            return
+        if self.dialect.name == "mysql":
+            for first, last in ids:
+                count = last - first + 1
+                run(
+                    connection,
+                    f"DELETE FROM {self.name} WHERE id BETWEEN {first} AND {last} ORDER BY id LIMIT {count}",  # noqa: S608
+                )
             return
         left = iter(ids)
         while some := list(islice(left, RUNS_PER_STATEMENT)):
@@ -322,7 +335,11 @@ class OutboxTables:
         )
         wanted = set(ids)  # a lower id may have been committed since
         rows = [_row(fields) for fields in read if int(fields[0]) in wanted]
-        return Waiting(rows, self._cut(connection, rows), self._held(connection, rows), self._room(connection))
+        cut = self._cut(connection, rows)
+        parked, _ = run(connection, f"SELECT 1 FROM {self.parked} LIMIT 1")  # noqa: S608
+        if not parked:
+            return Waiting(rows, cut)
+        return Waiting(rows, cut, self._held(connection, rows), self._room(connection))
 
     def _cut(self, connection: Connection, rows: Sequence[OutboxRow]) -> set[int]:
         """Units of these rows that have later ones, too."""
