@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
+from txmq.xa.database.dbapi import driver_of_class
+
 from .threads import Host, pause, required_task
 from .world import Simulation, Violation
 
@@ -145,6 +147,7 @@ class Rows:
             setattr(driver, name, getattr(sqlite3, name))
         driver.connect = self._connect  # type: ignore[attr-defined]
         sys.modules[DRIVER] = driver
+        driver_of_class.cache_clear()  # the class is that of other histories' drivers, too
         return driver
 
     def connect(self) -> Connection:
@@ -168,6 +171,7 @@ class Rows:
         """At the end of the world."""
         self._outside.close()
         sys.modules.pop(DRIVER, None)
+        driver_of_class.cache_clear()
 
     def has(self, row: str) -> bool:
         """Whether a row is committed."""
