@@ -232,6 +232,23 @@ def test_smaller_limit_of_role_for_idle_transactions_stays(shop: Shop) -> None:
     assert told == [("32s",), ("5s",), ("32s",)]
 
 
+def test_first_query_of_a_body_takes_the_snapshot(shop: Shop) -> None:
+    """Who waits for a lock first, as for an advisory one, reads what was committed until then."""
+
+    def connect() -> psycopg.Connection:
+        connection = shop.connect()
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return connection
+
+    resource = LastResource("shop", connect=connect)
+    for pieces in (7, 8):
+        with shop.client.producer().transaction(resource) as tx:
+            connection = tx.connection(resource)
+            shop.run(f"UPDATE sold SET pieces = {pieces}")
+            assert connection.execute("SELECT pieces FROM sold").fetchall() == [(pieces,)]
+    resource.close()
+
+
 def test_standby_is_refused(shop: Shop) -> None:
     """It may lack what others have committed."""
     shop.server.kill()

@@ -88,10 +88,11 @@ def test_owners_that_stand_still_hold_up_nobody(shop: Shop) -> None:
     """One in front of its marker, where nothing tells the resolver of its session, and one behind it."""
     in_one_by_one = {"multi_statements": False} if shop.kind == "mariadb" else {}  # the marker goes before COMMIT
     stopped = [shop.owner("body"), shop.owner("marked", "client.tx.prepared:1:stop", **in_one_by_one)]
+    owners = list(stopped)
     try:
         for owner in stopped:
             until_stopped(owner.pid)
-        dead = shop.owner("dead", "client.tx.db_committed:1")
+        owners.append(dead := shop.owner("dead", "client.tx.db_committed:1"))
         _, said = dead.communicate(timeout=WAIT_S)
         assert dead.returncode == -signal.SIGKILL, said.decode()
         eventually(lambda: shop.messages() == ["dead"], "what another one has committed is visible")
@@ -103,7 +104,7 @@ def test_owners_that_stand_still_hold_up_nobody(shop: Shop) -> None:
             assert owner.returncode == 1
             assert "RolledBackError" in said.decode() or "TransactionTimeoutError" in said.decode(), said.decode()
     finally:
-        for owner in stopped:
+        for owner in owners:
             owner.kill()
             owner.wait()
     assert shop.run("SELECT value FROM sold ORDER BY value") == [("body",), ("dead",), ("marked",)]

@@ -95,9 +95,6 @@ class Dialect:
         waits_briefly: statement that lets the open transaction wait for a lock for a moment only; empty if ``held``
             says whether there is one, or if there are no locks of rows.
         is_held: whether an error says that somebody else holds a row.
-        limits_idle: statement in an open transaction: the server ends the session if it is idle in it for ``{0}``
-            seconds, or for less if that was set; empty if a session is told (``idle_sessions``), and for SQLite, where
-            nobody could end it.
         ends_idle: condition that always holds, and lets the server end the session if it is still idle in the open
             transaction at ``?``, by its clock in ms; empty if ``end_session`` does that.
         has_privileges: users of this kind of database may lack privileges.
@@ -140,7 +137,6 @@ class Dialect:
     held: str = ""
     waits_briefly: str = ""
     is_held: Callable[[BaseException], bool] = lambda _error: False
-    limits_idle: str = ""
     ends_idle: str = ""
     has_privileges: bool = True
     is_lost: Callable[[Any, Exception], bool] = lambda connection, _error: bool(getattr(connection, "closed", False))
@@ -400,9 +396,6 @@ POSTGRESQL = Dialect(
     # What an INSERT waits for can be seen only by waiting: longer than a healthy COMMIT takes to be forced.
     waits_briefly="SET LOCAL lock_timeout = '20ms'",
     is_held=lambda error: sqlstate(error) == "55P03",
-    limits_idle=f"SELECT set_config('{_POSTGRESQL_IDLE}', '{{0}}s', true) "
-    f"WHERE current_setting('{_POSTGRESQL_IDLE}') = '0' "
-    f"OR CAST(current_setting('{_POSTGRESQL_IDLE}') AS INTERVAL) > INTERVAL '{{0}}s'",
     ends_idle=f"set_config('{_POSTGRESQL_IDLE}', CAST(LEAST(GREATEST("
     "? - CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT), 1000), 2147483647) AS TEXT), true) IS NOT NULL",
     why_not_idle=_postgresql_why_not_idle,

@@ -30,7 +30,6 @@ from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_error, is_integrity_error, limit_of, run
 from txmq.xa.database.dialects import Dialect, waiting_shortly
 from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
-from txmq.xa.database.idle_sessions import idle_s
 from txmq.xa.database.installation import DatabaseSession, Installation
 from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import commit, discard_results, send
@@ -128,8 +127,8 @@ class Branch:
             run(connection, dialect.begin)
         for statement in dialect.settings:
             run(connection, statement)
-        ahead = f"{dialect.limits_idle.format(idle_s(timeout_s))}; " if dialect.limits_idle else ""
-        run(connection, f"{ahead}SAVEPOINT {SAVEPOINT}")
+        limit = self._session.idle_limit.in_transaction(connection, timeout_s) if dialect.ends_idle else ""
+        run(connection, f"{limit}{'; ' if limit else ''}SAVEPOINT {SAVEPOINT}")
 
     def _is_begun(self, session: DatabaseSession) -> bool:
         """Whether the COMMIT of the transaction before has begun this one; once."""
