@@ -60,7 +60,7 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     MySQLResource.install: "client=None, *, adopt=False",
     MySQLResource.using: "connection",
     txmq.Outbox: (
-        "name='default', *, table='txmq_outbox', dialect=None, rows_max=1000000, unit_bytes_max=67108864, clock=None"
+        "name='default', *, table='txmq_outbox', dialect=None, rows_max=1000000, unit_bytes_max=62914560, clock=None"
     ),
     txmq.Outbox.install: "connection",
     txmq.Outbox.send: "connection, topic, value, key=None, *, headers=None, unit=None",
@@ -102,7 +102,7 @@ SIGNATURES: dict[Callable[..., Any], str] = {
     OffsetsOfSessions: "metadata, connect, *, table='txmq_offset', bind=None",
     sent: "topic=None, using='default'",
     OutboxOfSessions: (
-        "metadata, name='default', *, table='txmq_outbox', codec=None, rows_max=1000000, unit_bytes_max=67108864"
+        "metadata, name='default', *, table='txmq_outbox', codec=None, rows_max=1000000, unit_bytes_max=62914560"
     ),
     OutboxOfSessions.install: "connection",
     OutboxOfSessions.send: "session, topic, value, key=None, *, headers=None, bind=None",

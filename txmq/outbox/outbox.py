@@ -31,7 +31,7 @@ from txmq.xa.database.loop_connection import LoopConnection, driver_name
 from txmq.xa.database.thread_connection import ThreadConnection
 
 UNIT_ROWS_MAX: Final = 10_000
-UNIT_BYTES_MAX: Final = 64 << 20  # ``transaction_size_bytes_max`` of a broker that is not told otherwise
+UNIT_BYTES_MAX: Final = 60 << 20  # a broker's ``transaction_size_bytes_max`` is 64 MiB, with what frames them
 ROWS_MAX: Final = 1_000_000
 INSTALL_TRIES: Final = 3  # the services of a deployment begin together
 LOOK_EVERY_S: Final = 1.0

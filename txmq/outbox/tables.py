@@ -68,8 +68,8 @@ class NewRow(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of key, value and headers."""
-        return len(self.value) + len(self.key or b"") + sum(len(name) + len(value) for name, value in self.headers)
+        """Of key, value and headers, as their columns have them."""
+        return len(self.value) + len(self.key or b"") + len(encoded_headers(self.headers) or b"")
 
 
 class Backlog(NamedTuple):
@@ -136,11 +136,12 @@ class OutboxTables:
             f"unit {d.number}, topic {d.text} NOT NULL, message_key {types['bytes']}, value {types['bytes']} NOT NULL, "
             f"headers {types['bytes']}, created_ms {d.number} NOT NULL"
         )
-        name, keys, reasons = _plain(self.name), _plain(f"{self.parked}_key"), _plain(f"{self.parked}_why")
+        name, parked = _plain(self.name), _plain(self.parked)
         of_unit = of_parked = ""
         if d.name == "mysql":
             of_unit = f", INDEX {name}_unit (unit)"
-            of_parked = f", INDEX {keys} (message_key({KEY_PREFIX})), INDEX {reasons} (why)"
+            of_parked = f", INDEX {parked}_key (message_key({KEY_PREFIX}))"
+            of_parked += f", INDEX {parked}_unit (unit), INDEX {parked}_why (why)"
         parked_id = "INTEGER" if d.name == "sqlite" else d.number
         relay = (
             f"id INTEGER NOT NULL PRIMARY KEY, uuid {d.text} NOT NULL, home {d.text} NOT NULL, last {d.text}, "
@@ -156,8 +157,9 @@ class OutboxTables:
             by_hash = " USING hash" if d.name == "postgresql" else ""  # a key may be longer than its B-trees take
             found += [
                 f"CREATE INDEX IF NOT EXISTS {name}_unit ON {self.name} (unit)",
-                f"CREATE INDEX IF NOT EXISTS {keys} ON {self.parked}{by_hash} (message_key)",
-                f"CREATE INDEX IF NOT EXISTS {reasons} ON {self.parked} (why)",
+                f"CREATE INDEX IF NOT EXISTS {parked}_key ON {self.parked}{by_hash} (message_key)",
+                f"CREATE INDEX IF NOT EXISTS {parked}_unit ON {self.parked} (unit)",
+                f"CREATE INDEX IF NOT EXISTS {parked}_why ON {self.parked} (why)",
             ]
         return tuple(found)
 

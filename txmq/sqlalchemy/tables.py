@@ -95,6 +95,7 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         Column("why", _ASCII, nullable=False),
         Column("since_ms", _NUMBER, nullable=False),
         Index(f"{plain}_parked_key", "message_key", postgresql_using="hash", **_KEY_PREFIX),
+        Index(f"{plain}_parked_unit", "unit"),
         Index(f"{plain}_parked_why", "why"),
         **given,
     )  # fmt: skip

@@ -117,7 +117,7 @@ def test_unit_over_a_brokers_transaction_is_refused(connect: Connect, tmp_path: 
     outbox, connection = Outbox(unit_bytes_max=9), connect()
     too_large = pytest.raises(ConfigError, match="10 bytes of messages are more than the 9 of a unit")
     with too_large:
-        outbox.send(connection, "orders", b"12345678", b"k", headers={"": b"1"})
+        outbox.send(connection, "orders", b"123456789", b"k")
     with too_large:
         outbox.send_many(connection, [("orders", b"12345"), ("orders", b"12345")])
     connection.rollback()

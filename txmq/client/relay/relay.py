@@ -172,7 +172,7 @@ class Relay:
         try:
             while not self._is_ending:
                 try:
-                    self._go_on()
+                    self._go_on() if self.stopped is None else self._await_agreement()
                 except Exception as error:  # noqa: BLE001  the next turn begins with what the relay row says
                     self._log.error("outbox's relay failed", error=repr(error))
                     self._database.close()
@@ -189,7 +189,10 @@ class Relay:
             self._idle.set()
 
     def _go_on(self) -> None:
-        """Until the core stops, or the relay ends: between two turns, when nothing is on its way."""
+        """Until the core stops, or the relay ends: between two turns, when nothing is on its way.
+
+        A stopped line goes on only after ``_await_agreement``, whatever fails there.
+        """
         turns = RelayCore(self._holder).turns()
         step = next(turns)
         while not (self._is_ending and isinstance(step, (Lock, Pause, Connect, Peek))):
@@ -197,7 +200,6 @@ class Relay:
             try:
                 step = turns.send(result)
             except StopIteration:
-                self._await_agreement()
                 return
 
     def _carry_out(self, step: Any) -> Any:
