@@ -77,17 +77,18 @@ def _history() -> History:
 
 
 def test_restored_database_excuses_only_what_it_lost() -> None:
-    for kept, left in ((frozenset({"s-1B2/0"}), {"s-1B2"}), (frozenset(), {"s-1B2/0", "s-1B2/1"})):
+    for lost, left in ((frozenset({"s-1B2/0"}), {"s-1B2/0", "s-1B2/1"}), (frozenset({"s-1B3/0"}), {"s-1B2"})):
         history = _history()
-        excuse(history, [DatabaseRestored(50, "sqlite", kept), DatabaseRestored(5, "sqlite", frozenset())])
+        excuse(history, [DatabaseRestored(50, "sqlite", lost), DatabaseRestored(5, "sqlite", frozenset())])
         assert history.operations.keys() == left
 
 
 def test_restored_broker_excuses_only_what_it_lost() -> None:
-    history = _history()
-    excuse(history, [BrokerRestored(50, frozenset({"s-1B2.1"}), {("orders-sqlite", 0): 1})])
-    assert [send.value for send in history.operations["s-1B2"].sends] == ["s-1B2.0"]
-    assert history.polls[0].messages == [(0, "s-1B2.0")]
+    for copied_ns, seen in ((20, [(0, "s-1B2.0")]), (40, [(0, "s-1B2.0"), (1, "s-1B2.1")])):
+        history = _history()
+        excuse(history, [BrokerRestored(copied_ns, 50, frozenset({"s-1B2.1"}), {("orders-sqlite", 0): 1})])
+        assert [send.value for send in history.operations["s-1B2"].sends] == ["s-1B2.0"]
+        assert history.polls[0].messages == seen
 
 
 def test_reader_tells_no_unit_that_it_began_within(tmp_path: Path) -> None:

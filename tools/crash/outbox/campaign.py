@@ -241,7 +241,7 @@ class OutboxCampaign:
         before = self._rows(database.place)
         database.load(dump)
         kept = self._rows(database.place)
-        self._restores.append(DatabaseRestored(time.monotonic_ns(), name, kept))
+        self._restores.append(DatabaseRestored(time.monotonic_ns(), name, before - kept))
         self.report.lost["rows"] += len(before - kept)
         self._start()
         self._await_stop(operator, stops)
@@ -263,6 +263,7 @@ class OutboxCampaign:
         broker, kept = self._processes.broker, self.world.directory / "kept"
         broker.kill()
         shutil.copytree(broker.data_dir, kept)
+        copied_ns = time.monotonic_ns()
         ends = {name: operator.ends() for name, operator in self._operators.items()}
         broker.start()
         pause(fault.away_s)
@@ -285,7 +286,7 @@ class OutboxCampaign:
                 lost.pop(value, None)
             operator.sort_out(self._sent(name), fault.point if name == self._names[0] else "")
         ends_of_logs = {(topic, partition): start + len(lines) for _, topic, partition, start, lines in found}
-        self._restores.append(BrokerRestored(at_ns, frozenset(lost), ends_of_logs))
+        self._restores.append(BrokerRestored(copied_ns, at_ns, frozenset(lost), ends_of_logs))
         self.report.lost["messages"] += len(lost)
         self._send_again(lost)
 

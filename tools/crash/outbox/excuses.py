@@ -18,7 +18,7 @@ class DatabaseRestored(NamedTuple):
     """At a time, before services went on.
 
     Attributes:
-        rows: that the backup has.
+        rows: that it lost: the database had them, and the backup has not.
     """
 
     at_ns: int
@@ -30,10 +30,12 @@ class BrokerRestored(NamedTuple):
     """At a time, before anybody came in.
 
     Attributes:
+        copied_ns: when it had what it has now.
         values: messages that it has lost, and that wait nowhere.
         ends: of its partitions.
     """
 
+    copied_ns: int
     at_ns: int
     values: frozenset[str]
     ends: Mapping[Log, int]
@@ -50,10 +52,9 @@ def excuse(history: History, restores: Iterable[DatabaseRestored | BrokerRestore
 
 def _forget_rows(history: History, restored: DatabaseRestored) -> None:
     for operation in list(history.operations.values()):
-        if operation.status == "fail" or operation.invoked_ns > restored.at_ns:
+        if operation.status == "fail":
             continue
-        rows = [row.rowid for row in operation.rows if row.resource == restored.name]
-        if rows and restored.rows.isdisjoint(rows):
+        if any(row.resource == restored.name and row.rowid in restored.rows for row in operation.rows):
             del history.operations[operation.id]
             history.operations.update((unit.id, unit) for unit in _units(operation))
 
@@ -73,7 +74,7 @@ def _forget_messages(history: History, restored: BrokerRestored) -> None:
         operation.sends = _without(operation.sends, restored.values)
     history.polls = [
         poll._replace(messages=[one for one in poll.messages if one[0] < restored.ends[poll.log]])
-        if poll.completed_ns < restored.at_ns else poll
+        if restored.copied_ns < poll.completed_ns < restored.at_ns else poll
         for poll in history.polls
     ]  # fmt: skip
 
