@@ -29,6 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import txmq
+from txmq.errors import OutboxFullError
 from txmq.sqlalchemy import Outbox
 
 
@@ -144,7 +145,7 @@ def create_app() -> FastAPI:
                 return {"missing": await take(session, number, order)}
         except IntegrityError:
             raise HTTPException(409, "this order exists") from None
-        except (TimeoutError, DBAPIError, OSError) as error:  # ask again with the same number
-            raise HTTPException(503, "the database does not answer", {"retry-after": "1"}) from error
+        except (TimeoutError, DBAPIError, OSError, OutboxFullError) as error:  # ask again with the same number
+            raise HTTPException(503, "no order is taken now", {"retry-after": "1"}) from error
 
     return app

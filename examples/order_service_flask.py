@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from werkzeug.exceptions import NotFound, UnprocessableEntity
 
+from txmq.errors import OutboxFullError
 from txmq.sqlalchemy import Outbox
 
 Answer = tuple[dict[str, Any], int] | tuple[dict[str, Any], int, dict[str, str]]
@@ -128,7 +129,8 @@ def create_app() -> Flask:
         return {"error": "this order exists"}, 409
 
     @app.errorhandler(DBAPIError)
+    @app.errorhandler(OutboxFullError)
     def again(_error: Exception) -> Answer:  # with the same number
-        return {"error": "the database does not answer"}, 503, {"retry-after": "1"}
+        return {"error": "no order is taken now"}, 503, {"retry-after": "1"}
 
     return app

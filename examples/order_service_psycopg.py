@@ -25,6 +25,7 @@ import psycopg
 from psycopg.errors import ForeignKeyViolation, UniqueViolation
 
 import txmq
+from txmq.errors import OutboxFullError
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS shop_customers (name varchar(40) PRIMARY KEY, orders integer NOT NULL);
@@ -120,8 +121,8 @@ class Request(BaseHTTPRequestHandler):
             return 409, "this order exists"
         except RefusedError as error:
             return error.status, str(error)
-        except psycopg.OperationalError:  # ask again with the same number
-            return 503, "the database does not answer"
+        except (psycopg.OperationalError, OutboxFullError):  # ask again with the same number
+            return 503, "no order is taken now"
 
 
 def main(database: str, port: str = "8000", bootstrap: str = "txmq://127.0.0.1:8123") -> None:

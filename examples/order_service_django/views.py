@@ -11,6 +11,7 @@ from django.urls import path
 
 from examples.order_service_django.models import Article, Customer, Line, Order
 from txmq.django import send
+from txmq.errors import OutboxFullError
 
 
 class Refusals:
@@ -31,8 +32,8 @@ class Refusals:
                 return JsonResponse({"error": "this order exists"}, status=409)
             case Article.DoesNotExist():
                 return JsonResponse({"error": "no such article"}, status=422)
-            case OperationalError() | InterfaceError():  # ask again with the same number
-                return JsonResponse({"error": "the database does not answer"}, status=503, headers={"retry-after": "1"})
+            case OperationalError() | InterfaceError() | OutboxFullError():  # ask again with the same number
+                return JsonResponse({"error": "no order is taken now"}, status=503, headers={"retry-after": "1"})
         return None
 
 

@@ -55,4 +55,5 @@ def _ship(page: PastedPage) -> None:
         assert command.wait(TIMEOUT_S) == 0
     finally:
         command.kill()
+        command.wait()
     assert total() == Decimal("14.4")

@@ -44,7 +44,7 @@ def test_redriven_message_is_booked_once(broker: BrokerProcess, tmp_path: Path) 
 
 def _printed(program: str) -> list[str]:
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()

@@ -23,6 +23,7 @@ from txmq.testing.processes.broker import BrokerProcess
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/sqlalchemy.md").read_text("utf-8")
 FIRST, MIGRATION, SQLMODEL, CORE, LAST_RESOURCE, CONSUMER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+TIMEOUT_S = 300
 DATABASE, ADDRESS = "/tmp/shop.db", "txmq://127.0.0.1:8123"
 ENVIRONMENT = """
 from alembic import context
@@ -44,7 +45,7 @@ def run(program: str, *changed: tuple[str, str]) -> str:
         assert written in program
         program = program.replace(written, here)
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -121,8 +122,10 @@ def test_consumer_books_each_amount_once_though_killed(broker: BrokerProcess, tm
         for wanted in (100, 200):
             producer.send_many("amounts", [(b"%d" % (number % 7), b"1") for number in range(100)])
             with subprocess.Popen([sys.executable, "-W", "error", "-c", program]) as consumer:
-                eventually(lambda least=wanted - 90: total() >= least, "it books")  # type: ignore[misc]
-                if wanted == 200:
-                    eventually(lambda: total() >= 200, "all is booked")
-                consumer.kill()
+                try:
+                    eventually(lambda least=wanted - 90: total() >= least, "it books")  # type: ignore[misc]
+                    if wanted == 200:
+                        eventually(lambda: total() >= 200, "all is booked")
+                finally:
+                    consumer.kill()
         assert total() == 200
