@@ -15,7 +15,7 @@ from txmq.client.client import Client
 from txmq.registry.port import Leadership
 from txmq.registry.zookeeper.homes import HomeNodes
 
-SEEDS, MUTATED_SEEDS = 36, range(1, 13)
+SEEDS, MUTATED_SEEDS = 24, range(1, 13)
 WORLD = World(HOMES)
 MISSED_MAX = 3  # of so few seeds; ``python -m tools.simulation --homes 3 --seeds 500`` must meet all
 

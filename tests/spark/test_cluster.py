@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -28,6 +29,7 @@ TIMEOUT_S = 1200  # beside a load of 8 a session of Spark alone takes minutes
 CONF = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.executor.memory": "512m", "spark.ui.showConsoleProgress": "false",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }  # fmt: skip
 
 
@@ -60,11 +62,11 @@ def test_standalone_cluster_runs_sink_source_stream_and_audit(cluster: Cluster, 
         eventually(lambda: len(client.routes.all_links()) == 3, "all homes are known")
         for topic in ("orders", "copies"):
             client.topics.create(topic, partitions=3)
-        words = [f"--conf {name}={value}" for name, value in CONF.items()]
+        words = [f"--conf {quote(f'{name}={value}')}" for name, value in CONF.items()]
         submit = " ".join(["--master", spark.master, *words, "pyspark-shell"])
         child = Path(__file__).with_name("cluster_child.py")
         told = [cluster.registry, cluster.address, table(tmp_path / "o.db"), str(tmp_path), str(ROWS)]
-        variables = {**os.environ, **environment(is_quick_start=False), "PYSPARK_SUBMIT_ARGS": submit}
+        variables = {**os.environ, **environment(), "PYSPARK_SUBMIT_ARGS": submit}
         with (
             (tmp_path / "driver.log").open("w") as log,
             subprocess.Popen([sys.executable, str(child), *told], env=variables, stdout=log, stderr=log, cwd=tmp_path)

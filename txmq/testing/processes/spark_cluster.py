@@ -79,7 +79,8 @@ class SparkCluster:
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         # pyspark's home has no file RELEASE, by which the workers would know that the jars are in jars/.
-        env = {**os.environ, **environment(is_quick_start=False), "SPARK_SCALA_VERSION": "2.13"}
+        env = {**os.environ, **(quick := environment()), "SPARK_SCALA_VERSION": "2.13"}
+        env["SPARK_DAEMON_JAVA_OPTS"] = quick["SPARK_SUBMIT_OPTS"]
         port = free_port(_HOST)
         self.master = f"spark://{_HOST}:{port}"
         master, *workers = self._daemons
