@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 UNKNOWN_TOPIC: Final = "its topic does not exist"
 REFUSED: Final = "the broker refuses it"
 BEHIND: Final = "an earlier message of its key is parked"
+BYTES_PER_S: Final = 1 << 20  # a page has a second more for so many
 PARKED_MAX: Final = 10_000  # rows that a relay parks; then the line waits
 
 Run = tuple[int, int]

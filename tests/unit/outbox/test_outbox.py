@@ -13,8 +13,10 @@ import pytest
 from txmq.client.relay.database import RelayDatabase
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import Outbox
-from txmq.outbox.relay_core import Claim, Locked
+from txmq.outbox.relay_core import Claim, Locked, Read
 from txmq.testing.simulated.clock import SimClock
+from txmq.xa.database.dbapi import run
+from txmq.xa.database.dialects import SQLITE
 
 Connect = Callable[[], sqlite3.Connection]
 OLD: dict[str, dict[str, Any]] = {"begins before it writes": {}, "told": {"isolation_level": None}}
@@ -111,6 +113,26 @@ def test_claim_of_a_relay_is_committed(connect: Connect, tmp_path: Path) -> None
     assert locked.row.claim == "claimed"
     database.unlock()
     database.close()
+
+
+def test_lease_is_as_long_as_a_large_page_may_take(connect: Connect, tmp_path: Path) -> None:
+    now = f"{SQLITE.now_ms} FROM txmq_outbox_relay"
+    connection, database = connect(), RelayDatabase(Outbox(), connect, SimClock())
+    for size, bytes_max, lease_s in ((1, 1 << 20, 16), (1, 8 << 20, 23), (30 << 20, 1 << 20, 45)):
+        with Outbox().transaction(connection) as tx:
+            tx.send("orders", bytes(size))
+        locked = database.lock()
+        assert isinstance(locked, Locked)
+        assert database.read(Read((), 1, bytes_max)) is not None
+        (before,) = seen(tmp_path, now)
+        assert database.claim(Claim(locked.row._replace(claim="claimed", holder="me"), ()))
+        (begun,) = seen(tmp_path, f"until_ms - {1000 * lease_s} FROM txmq_outbox_relay")
+        (after,) = seen(tmp_path, now)
+        assert before <= begun <= after
+        run(connection, "DELETE FROM txmq_outbox")
+        connection.commit()
+    database.close()
+    connection.close()
 
 
 def test_unit_over_a_brokers_transaction_is_refused(connect: Connect, tmp_path: Path) -> None:

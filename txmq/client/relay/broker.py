@@ -41,7 +41,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.outbox.outbox import Outbox
-from txmq.outbox.page import OutboxRow
+from txmq.outbox.page import BYTES_PER_S, OutboxRow
 from txmq.outbox.relay_core import OTHER_HOME, Answer, Away, Chain, RelayRow, Send, Told
 from txmq.outbox.relay_core import Outcome as AskOutcome
 from txmq.outbox.tables import away_reason
@@ -49,7 +49,6 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.xa.two_phase.coordinator import BranchState
 
 TIMEOUT_S: Final = 5.0
-SIZE_PER_S: Final = 1 << 20  # a page has a second more for so many bytes
 AWAY_S: Final = 10.0
 _REFUSED = (400, 403, 404, 413)
 _TOLD = {Outcome.COMMITTED.value: Told.COMMITTED, Outcome.ROLLED_BACK.value: Told.ROLLED_BACK}
@@ -87,7 +86,7 @@ class PageTransaction(RoutedTransaction):
             TxmqError: refused, or not answered.
         """
         self.on_part = partial(_part_was_sent, on_part)
-        self.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / SIZE_PER_S
+        self.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / BYTES_PER_S
         if not self._routes.is_lone:
             for home in self.owners(messages):
                 if home is not self.home:

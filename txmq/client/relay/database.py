@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from txmq.errors import ConfigError
 from txmq.outbox.outbox import Outbox, begin_statement, let_commit_commit
-from txmq.outbox.page import Waiting
+from txmq.outbox.page import BYTES_PER_S, Waiting
 from txmq.outbox.relay_core import Claim, Locked, Read, RelayRow
 from txmq.outbox.tables import Backlog, OutboxTables
 from txmq.runtime.crashpoints import crash_point
@@ -21,7 +21,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run, silence_copy
 
-LEASE_MS: Final = 15_000
+LEASE_MS: Final = 15_000  # and as long as the page may be on its way
 IDLE_PAGE_S: Final = 10.0
 LOOK_EVERY_S: Final = 1.0  # for what is parked for homes that are away
 TURN_S: Final = 0.0002  # SQLite's own pauses grow, and others come first for ever
@@ -128,6 +128,7 @@ class RelayDatabase:
         self._page_at = self._looked_at = float("-inf")  # when a page was sent last; when parked rows were looked at
         self._log = get_logger(outbox=outbox.name)
         self._has_failed = False
+        self._lease_ms = LEASE_MS
         self.refusal: ConfigError | None = None
         self.parked_for: Collection[int] = ()
         self.answering: Collection[int] = ()
@@ -240,6 +241,8 @@ class RelayDatabase:
         begun = self._clock.monotonic()
         waiting = tables.waiting(connection, step.rows_max, step.bytes_max)
         took_s = self._clock.monotonic() - begun
+        bytes_max = max([step.bytes_max, *(len(row.value) for row in waiting.rows[:1])])
+        self._lease_ms = LEASE_MS + 1000 * bytes_max // BYTES_PER_S
         is_slow = took_s >= SLOW_READ_S + SLOW_ROW_S * len(waiting.rows)
         self.read_s = min(took_s, REST_S_MAX) if is_slow else 0.0
         return waiting._replace(is_slow=self.read_s > 0)
@@ -257,7 +260,7 @@ class RelayDatabase:
     def _renew(self, row: RelayRow) -> None:
         session = self._open()
         self._lock()
-        session.tables.renew(session.connection, row, LEASE_MS)
+        session.tables.renew(session.connection, row, self._lease_ms)
         session.connection.commit()
 
     def _nothing_waits(self) -> bool:
@@ -270,7 +273,7 @@ class RelayDatabase:
         connection, tables, _ = self._open()
         for why in dict.fromkeys(why for _, why in step.parked):
             tables.park(connection, [row for row, reason in step.parked if reason == why], why)
-        tables.claim(connection, step.row, LEASE_MS)
+        tables.claim(connection, step.row, self._lease_ms)
         crash_point("relay.claim.written")
         connection.commit()
         crash_point("relay.claim.committed")
