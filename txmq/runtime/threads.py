@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 def thread_number() -> int:
     """The thread that asks, or the task of a strand; numbers of threads that ended are used again."""
-    strand = current_strand()
+    strand = _watched()
     return threading.get_ident() if strand is None else strand.task_number
 
 
@@ -97,24 +97,29 @@ def _no_strand() -> Strand | None:
     return None
 
 
-current_strand: Callable[[], Strand | None] = _no_strand
+_watched: Callable[[], Strand | None] = _no_strand
+
+
+def current_strand() -> Strand | None:
+    """The strand in which the caller runs; None: a thread of its own."""
+    return _watched()
 
 
 def watch_strands(current: Callable[[], Strand | None]) -> None:
     """From now on ``current`` says in which strand the caller runs."""
-    global current_strand
-    current_strand = current
+    global _watched
+    _watched = current
 
 
 def off_loop(work: Callable[[], T]) -> T:
     """Call what waits for a disk, or for another library: in a thread, if the caller is on an event loop."""
-    strand = current_strand()
+    strand = _watched()
     return work() if strand is None else strand.off_loop(work)
 
 
 def to_end(work: Callable[[], T]) -> T:
     """Call ``work``; in a strand it goes to its end, even if the strand is cancelled."""
-    strand = current_strand()
+    strand = _watched()
     return work() if strand is None else strand.to_end(work)
 
 
@@ -130,19 +135,19 @@ def blocking(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
 
 def new_future() -> Future[Any]:
     """A result to come: as threads wait for it, or awaited where a strand makes it."""
-    strand = current_strand()
+    strand = _watched()
     return Future() if strand is None else strand.new_future()
 
 
 def new_lock() -> AbstractContextManager[object]:
     """A lock for calls that wait: of threads, or of strands where a strand makes it."""
-    strand = current_strand()
+    strand = _watched()
     return Lock() if strand is None else strand.new_lock()
 
 
 def new_condition() -> tuple[AbstractContextManager[object], Condition]:
     """A reentrant lock and its condition: of threads, or of strands where a strand makes them."""
-    strand = current_strand()
+    strand = _watched()
     if strand is None:
         lock = RLock()
         return lock, Condition(lock)
@@ -172,7 +177,7 @@ class Signal:
 
     def wait(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds; whether the signal came."""
-        strand = current_strand()
+        strand = _watched()
         if strand is None:
             return self._lock.acquire(timeout=min(max(timeout, 0.0), _TIMEOUT_S_MAX))
         return self._wait_in(strand, timeout)
@@ -275,7 +280,7 @@ def start_threads(name: str, count: int, run: Callable[[], None]) -> None:
     if count == 1:
         run()
         return
-    strand = current_strand()
+    strand = _watched()
     if strand is not None:
         strand.run_together(name, count, run)
         return
@@ -293,7 +298,7 @@ def until_terminated(stop: Callable[[], None]) -> Iterator[None]:
 
     An event loop cancels a task on SIGINT, so that a strand stops on SIGTERM alone.
     """
-    strand = current_strand()
+    strand = _watched()
     if strand is not None:
         with strand.until_terminated(stop):
             yield
@@ -322,7 +327,7 @@ def until_terminated(stop: Callable[[], None]) -> Iterator[None]:
 
 def start_daemon(name: str, run: Callable[[], None]) -> None:
     """Start a thread that does not keep the process alive; in a strand, a strand of the same loop."""
-    strand = current_strand()
+    strand = _watched()
     if strand is None:
         threading.Thread(target=run, name=name, daemon=True).start()
     else:
@@ -334,7 +339,7 @@ def sheltered(name: str, work: Callable[[], None]) -> None:
 
     An interrupt strikes the main thread alone. There, another thread does the work: the caller's wait may be struck.
     """
-    if current_strand() is not None or threading.current_thread() is not threading.main_thread():
+    if _watched() is not None or threading.current_thread() is not threading.main_thread():
         work()
         return
     done = Signal()

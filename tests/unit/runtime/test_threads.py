@@ -6,12 +6,22 @@ import sys
 import threading
 from contextlib import suppress
 
+import pytest
+
 from tests.interrupts import Strike
 from txmq.runtime import threads
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.threads import Attempt, Turn
 
 CLOCK = OSClock()
+
+
+def test_name_bound_before_strands_are_there_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: a module imported before ``txmq.aio`` took every caller for a thread."""
+    bound, strand = threads.current_strand, object()
+    monkeypatch.setattr(threads, "_watched", None)  # so that it is put back
+    threads.watch_strands(lambda: strand)  # type: ignore[arg-type,return-value]
+    assert bound() is strand
 
 
 def test_turn_that_is_left_goes_to_each_thread_that_waits() -> None:
