@@ -32,12 +32,12 @@ def test_a_run_leaves_its_figures_and_one_page(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    words = command("--rows", "idle-rss", "backlog", "--directory", str(tmp_path))
+    words = command("--rows", "idle-rss", "peer-outbox", "--directory", str(tmp_path))
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
             eventually(
-                lambda: any(tmp_path.glob("bench-*/backlog/data")) or running.poll() is not None,
-                "the row backlog begins",
+                lambda: any(tmp_path.glob("bench-*/peer-outbox/*")) or running.poll() is not None,
+                "the second row begins",
                 TIMEOUT_S,
             )
             assert running.poll() is None
