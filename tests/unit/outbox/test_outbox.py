@@ -118,7 +118,7 @@ def test_claim_of_a_relay_is_committed(connect: Connect, tmp_path: Path) -> None
 def test_lease_is_as_long_as_a_large_page_may_take(connect: Connect, tmp_path: Path) -> None:
     now = f"{SQLITE.now_ms} FROM txmq_outbox_relay"
     connection, database = connect(), RelayDatabase(Outbox(), connect, SimClock())
-    for size, bytes_max, lease_s in ((1, 1 << 20, 16), (1, 8 << 20, 23), (30 << 20, 1 << 20, 45)):
+    for size, bytes_max, lease_s in ((1, 1 << 20, 15), (1, 8 << 20, 22), (30 << 20, 1 << 20, 44)):
         with Outbox().transaction(connection) as tx:
             tx.send("orders", bytes(size))
         locked = database.lock()

@@ -27,11 +27,7 @@ def _backwards(*given: Any) -> Waiting:
     return found._replace(rows=list(reversed(found.rows)))
 
 
-def _one_by_one(tables: OutboxTables, connection: Any, _rows_max: int, bytes_max: int) -> Waiting:
-    return WAITING(tables, connection, 1, bytes_max)._replace(cut=())
-
-
-_OF_THE_DATABASE: Final = {"lowest_id_first": _backwards, "units_are_not_split": _one_by_one}
+_OF_THE_DATABASE: Final = {"lowest_id_first": _backwards}
 
 
 @contextmanager

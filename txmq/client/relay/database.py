@@ -14,14 +14,14 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from txmq.errors import ConfigError
 from txmq.outbox.outbox import Outbox, begin_statement, let_commit_commit
 from txmq.outbox.page import BYTES_PER_S, Waiting
-from txmq.outbox.relay_core import Claim, Locked, Read, RelayRow
+from txmq.outbox.relay_core import PAGE_BYTES, Claim, Locked, Read, RelayRow
 from txmq.outbox.tables import Backlog, OutboxTables
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run, silence_copy
 
-LEASE_MS: Final = 15_000  # and as long as the page may be on its way
+LEASE_MS: Final = 15_000  # and longer, if the page is larger than most
 IDLE_PAGE_S: Final = 10.0
 LOOK_EVERY_S: Final = 1.0  # for what is parked for homes that are away
 TURN_S: Final = 0.0002  # SQLite's own pauses grow, and others come first for ever
@@ -241,8 +241,8 @@ class RelayDatabase:
         begun = self._clock.monotonic()
         waiting = tables.waiting(connection, step.rows_max, step.bytes_max)
         took_s = self._clock.monotonic() - begun
-        bytes_max = max([step.bytes_max, *(len(row.value) for row in waiting.rows[:1])])
-        self._lease_ms = LEASE_MS + 1000 * bytes_max // BYTES_PER_S
+        bytes_max = max([step.bytes_max, PAGE_BYTES, *(len(row.value) for row in waiting.rows[:1])])
+        self._lease_ms = LEASE_MS + 1000 * (bytes_max - PAGE_BYTES) // BYTES_PER_S
         is_slow = took_s >= SLOW_READ_S + SLOW_ROW_S * len(waiting.rows)
         self.read_s = min(took_s, REST_S_MAX) if is_slow else 0.0
         return waiting._replace(is_slow=self.read_s > 0)
