@@ -2,7 +2,7 @@
 # make demo-binlog   see a shop's database rebuilt in a second one, while everything is killed in turn
 # make demo-cluster  see three brokers and three ZooKeeper servers be killed in turn: installs Spark, whose jars have ZooKeeper
 # make demo-audit  see the audit find what was damaged: installs Spark and Java if they are missing
-# make test      everything: check, unit, vectors, simulation, crashes, services, examples (under half an hour on two quiet cores).
+# make test      everything: check, unit, vectors, simulation, crashes, services, examples (some 35 minutes on two quiet cores).
 #                ORDER=random|SEED: files of tests in another order; LOAD=8: beside so many busy processes
 # make test-compiled  the part of it that runs compiled modules (docs/compiled.md)
 # make test-mysql  the tests of databases on MySQL 9.7 and MariaDB 11.8, which Debian's mirror has in newer suites: unpacked into

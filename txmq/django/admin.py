@@ -1,4 +1,4 @@
-"""Django's admin shows which messages wait and which are parked, and why. Who may do so releases or drops parked ones.
+"""Django's admin shows which messages wait and which are parked, and why; with the permission, it releases and drops.
 
 These acts are an operator's (``txmq/client/relay/operator.py``): of whole units, on a connection of their own, under
 the lock of the relay's row. They begin when the request's own transaction has committed: in SQLite it would keep them

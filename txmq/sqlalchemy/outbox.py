@@ -55,8 +55,6 @@ class Outbox(PlainOutbox):
                 f"metadata is a MetaData, not {type(metadata).__name__}: give Base.metadata, db.metadata or "
                 "SQLModel.metadata"
             )
-        if table != table.lower():
-            raise ConfigError(f"table={table!r}: in small letters, please: relays do not quote it")
         if metadata.schema and "." not in table:
             table = f"{metadata.schema}.{table}"
         super().__init__(name, table=table, rows_max=rows_max, unit_bytes_max=unit_bytes_max)

@@ -25,6 +25,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
+from txmq.errors import ConfigError
 from txmq.outbox.tables import KEY_PREFIX, OutboxTables
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect
 
@@ -69,6 +70,14 @@ class SchemaTables(NamedTuple):
     relay: Table
 
 
+def _parts(name: str) -> tuple[str, str]:
+    """Schema and table. SQLAlchemy quotes what has capitals; relays and stores do not."""
+    if name != name.lower():
+        raise ConfigError(f"table={name!r}: give a name in lower case, which needs no quotes in any database")
+    schema, _, plain = name.rpartition(".")
+    return schema, plain
+
+
 def tables_in(metadata: MetaData, name: str) -> SchemaTables:
     """The tables, added to the metadata.
 
@@ -79,7 +88,7 @@ def tables_in(metadata: MetaData, name: str) -> SchemaTables:
         ConfigError: it cannot be one.
     """
     OutboxTables(name, SQLITE, SQLITE.placeholder)
-    schema, _, plain = name.rpartition(".")
+    schema, plain = _parts(name)
     given: dict[str, Any] = {"schema": schema or None, **_OPTIONS}
     messages = Table(
         plain, metadata,
@@ -119,8 +128,11 @@ def offset_table_in(metadata: MetaData, name: str) -> Table:
 
     Args:
         name: perhaps with a schema.
+
+    Raises:
+        ConfigError: it has capitals.
     """
-    schema, _, plain = name.rpartition(".")
+    schema, plain = _parts(name)
     return Table(
         plain, metadata,
         Column("consumer_group", _ASCII, primary_key=True),

@@ -16,11 +16,13 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment
+from txmq.client.relay.broker import RelayBroker
 from txmq.client.relay.database import TURN_S, RelayDatabase
 from txmq.client.relay.relay import Relay
 from txmq.errors import ConfigError, OutboxStoppedError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import PARKED_MAX, REFUSED, runs
+from txmq.outbox.relay_core import RelayRow
 from txmq.outbox.tables import ADOPTED
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
@@ -210,6 +212,16 @@ def test_copy_of_the_database_stops_and_sends_nothing(sqlite_shop: Shop, client:
 def test_restored_broker_stops_the_line_until_it_is_put_right(
     sqlite_shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    agrees, failures = RelayBroker.agrees_with, iter([RuntimeError("once, when it was put right")])
+
+    def fails_once(self: RelayBroker, row: RelayRow) -> bool:
+        found = agrees(self, row)
+        if found:
+            for failure in failures:
+                raise failure
+        return found
+
+    monkeypatch.setattr(RelayBroker, "agrees_with", fails_once)
     monkeypatch.setattr("txmq.client.relay.relay._ASK_AGAIN_S_MIN", 1.0)
     with BrokerProcess(tmp_path / "data") as broker:
 
@@ -236,6 +248,7 @@ def test_restored_broker_stops_the_line_until_it_is_put_right(
             broker.stop()
             put_in_place("right")
             eventually(lambda: relay.stopped is None, "the relay goes on by itself")
+            assert list(failures) == []
             relay.drain(DRAIN_S)
             check(client, sqlite_shop.committed())
 

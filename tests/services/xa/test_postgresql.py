@@ -233,7 +233,7 @@ def test_smaller_limit_of_role_for_idle_transactions_stays(shop: Shop) -> None:
 
 
 def test_first_query_of_a_body_takes_the_snapshot(shop: Shop) -> None:
-    """Who waits for a lock first, as for an advisory one, reads what was committed until then."""
+    """A body that waits for a lock first, as for an advisory one, reads what was committed until then."""
 
     def connect() -> psycopg.Connection:
         connection = shop.connect()

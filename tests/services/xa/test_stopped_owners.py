@@ -85,7 +85,7 @@ def shop(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Shop
 
 
 def test_owners_that_stand_still_hold_up_nobody(shop: Shop) -> None:
-    """One in front of its marker, where nothing tells the resolver of its session, and one behind it."""
+    """One before its marker, where nothing tells the resolver of its session, and one after it."""
     in_one_by_one = {"multi_statements": False} if shop.kind == "mariadb" else {}  # the marker goes before COMMIT
     stopped = [shop.owner("body"), shop.owner("marked", "client.tx.prepared:1:stop", **in_one_by_one)]
     owners = list(stopped)

@@ -87,6 +87,11 @@ def test_table_of_servers_is_in_their_words(name: str, wanted: str) -> None:
     assert wanted in str(CreateTable(table).compile(dialect=make_url(f"{name}://").get_dialect()()))
 
 
+def test_table_with_capitals_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lower case"):
+        DatabaseOffsetStore(MetaData(), lambda: None, table="Offsets")
+
+
 def test_rows_and_offset_commit_together_or_neither(shop: Shop) -> None:
     with Session(shop.engine) as session:
         shop.save(session, 1)

@@ -45,6 +45,7 @@ def test_importing_txmq_does_not_import_sqlalchemy() -> None:
     [
         ({"metadata": object()}, "Base.metadata"), ({"name": "a b"}, "outbox name"), ({"table": "a-b"}, "letters"),
         ({"codec": "yaml"}, "codec"), ({"metadata": METADATA}, "give table="),
+        ({"table": "Waiting"}, "lower case"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_with_advice(given: dict[str, Any], match: str) -> None:

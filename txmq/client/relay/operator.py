@@ -227,7 +227,7 @@ class Operator:
         """One transaction, which begins with the lock on the relay row; whether its lease is in force."""
         try:
             if self._session is None:
-                # Who operates a line that has stopped accepts what its relays have accepted.
+                # An operator accepts what the relays have accepted.
                 self._session = RelaySession.opened(self.outbox, self._connect, durability="weak")
             row, is_over = self._session.lock(OSClock())
             yield self._session, row, not is_over and row.holder is not None
