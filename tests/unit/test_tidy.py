@@ -367,6 +367,39 @@ def test_compiled_modules_set_the_causes_of_errors_by_hand() -> None:
     assert found == []
 
 
+def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
+    """Its first instance would be refused ("interpreted classes cannot inherit from compiled"); protocols may."""
+    compiled = {name.removesuffix(".py").replace("/", ".") for name in _compiled_modules()}
+    protocols = {
+        (module, node.name)
+        for module in compiled
+        for node in _nodes(ROOT / f"{module.replace('.', '/')}.py")
+        if isinstance(node, ast.ClassDef) and "Protocol" in _bases(node)
+    }
+    found = []
+    for path in (ROOT / "txmq").rglob("*.py"):
+        if _name(path) in _compiled_modules():
+            continue
+        imported = {
+            alias.asname or alias.name: (node.module, alias.name)
+            for node in _nodes(path)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        found += [
+            f"{_name(path)}: {node.name}({base})"
+            for node in _nodes(path)
+            if isinstance(node, ast.ClassDef)
+            for base in _bases(node)
+            if base in imported and imported[base][0] in compiled and imported[base] not in protocols
+        ]
+    assert found == []
+
+
+def _bases(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).partition("[")[0] for base in node.bases]
+
+
 def _compiled_modules() -> list[str]:
     modules: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["txmq"]["compiled"]
     return modules

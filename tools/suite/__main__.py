@@ -34,8 +34,8 @@ WITH_COMPILED = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{COMPILED}{os.pathsep}{R
 COMPILED_TESTS = (
     "tests/compiled", "tests/vectors", "tests/crash/test_campaign.py", "tests/crash/test_xa_campaign.py",
     "tests/services/xa/test_last_resource_mysql.py", "tests/services/xa/test_mysql_resource.py",
-    "tests/services/consumer/test_acks_in_transactions.py", "tests/unit/client/transaction/test_current.py",
-    "tests/unit/spark/sink",
+    "tests/services/consumer/test_acks_in_transactions.py", "tests/services/outbox/test_client_relay.py",
+    "tests/unit/client/transaction/test_current.py", "tests/unit/spark/sink",
 )  # fmt: skip
 ELSEWHERE = ("tests/unit", "tests/vectors", "tests/compiled")  # in stages of their own
 

@@ -17,11 +17,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txmq.client.partitioner import KeyHashSelector
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.relay.page_transaction import TIMEOUT_S, PageTransaction
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.ports import RelayClient
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -41,14 +40,11 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.outbox.outbox import Outbox
-from txmq.outbox.page import BYTES_PER_S, OutboxRow
+from txmq.outbox.page import OutboxRow
 from txmq.outbox.relay_core import OTHER_HOME, Answer, Away, Chain, RelayRow, Send, Told
 from txmq.outbox.relay_core import Outcome as AskOutcome
 from txmq.outbox.tables import away_reason
-from txmq.runtime.crashpoints import crash_point
-from txmq.xa.two_phase.coordinator import BranchState
 
-TIMEOUT_S: Final = 5.0
 AWAY_S: Final = 10.0
 _REFUSED = (400, 403, 404, 413)
 _TOLD = {Outcome.COMMITTED.value: Told.COMMITTED, Outcome.ROLLED_BACK.value: Told.ROLLED_BACK}
@@ -59,78 +55,6 @@ T = TypeVar("T")
 class _Topic(NamedTuple):
     topic_id: int
     partitions: int
-
-
-class PageTransaction(RoutedTransaction):
-    """A page on its way: as any transaction over homes, but decided by one request that is sent once.
-
-    Args:
-        anchor: the link of the home that decides.
-        connection: the relay's own one to it, whose session has no other transactions.
-    """
-
-    def __init__(self, client: Any, anchor: Any, connection: ReconnectingConnection, session: Any) -> None:
-        super().__init__(client, client.clock, TIMEOUT_S)
-        self.home, self.commits, self._control = anchor, anchor.branch_commits, connection
-        self._session, self._is_attached = session, True
-        self.begin()
-
-    def send(self, messages: MessageBuffer, stated: dict[str, str | int], on_part: Callable[[], None]) -> None:
-        """Prepare, stream, decide.
-
-        Args:
-            stated: what the decision says of the outbox.
-            on_part: called after each part that is sent ahead, to whichever home.
-
-        Raises:
-            TxmqError: refused, or not answered.
-        """
-        self.on_part = partial(_part_was_sent, on_part)
-        self.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / BYTES_PER_S
-        if not self._routes.is_lone:
-            for home in self.owners(messages):
-                if home is not self.home:
-                    home.look()
-        self.find_homes(messages)
-        parts = self.take_parts(messages, keyed=False)
-        homes = self.prepare_branches()
-        crash_point("relay.page.prepared")
-        if not self.fits_one_request(parts):
-            super(RoutedTransaction, self).stream(parts)  # what is for other homes has gone there
-            parts = []
-        fields = stated | self._floor() | self._fields()
-        if homes:
-            fields["homes"] = ",".join(homes)
-        answer = self._control.submit_transaction(f"commit {self.txid}", fields, self.encoded(parts), self.deadline)
-        crash_point("relay.page.sent")
-        answer.result()
-        crash_point("relay.page.taken")
-
-    def settle(self, told: Told) -> None:
-        """Tell the other homes what became of it; what is not known for certain they find out by themselves."""
-        if told is Told.COMMITTED:
-            self.commit_branches()
-        elif told is Told.ROLLED_BACK:
-            self.roll_back_branches()
-        for branch in self.branches:
-            branch.leave()
-            branch.close()
-
-    def note_silence(self) -> None:
-        """Homes that have not answered are away until they do."""
-        for branch in self.branches:
-            if branch.state is BranchState.PREPARING:
-                home: Any = branch.home
-                home.was_silent()
-
-    def _floor(self) -> dict[str, int]:
-        """All before it: a claim gives way to the next one only when its end is known, and told by the relay row."""
-        return {"floor": self._counter - 1} if self._counter > 1 else {}
-
-
-def _part_was_sent(on_part: Callable[[], None]) -> None:
-    crash_point("relay.page.part_sent")
-    on_part()
 
 
 class RelayBroker:
