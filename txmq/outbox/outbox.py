@@ -211,11 +211,10 @@ class Outbox:
 
     def _look(self, connection: Any, tables: OutboxTables) -> None:
         """Refuse more if too many wait; asked once a second."""
-        with self._lock:
-            now = self._clock.monotonic()
-            if now - self._looked < LOOK_EVERY_S:
-                return
-            self._looked = now
+        now = self._clock.monotonic()
+        if now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now  # two threads may look at once, which does no harm
         if tables.count_above(partial(self._ask, connection), self.rows_max):
             self._looked = float("-inf")
             raise OutboxFullError(f"outbox {self.name!r}: more than {self.rows_max} messages wait: does a relay run?")

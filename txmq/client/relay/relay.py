@@ -19,6 +19,7 @@ from txmq.client.transport.ports import RelayClient
 from txmq.errors import ClosedError, ConfigError, OutboxStoppedError, RequestTimeoutError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.relay_core import (
+    PAGE_ROWS,
     Away,
     Chain,
     Claim,
@@ -53,6 +54,8 @@ _LOOK_AGAIN_S: Final = 1.0
 _ASK_AGAIN_S_MIN: Final = 10.0  # whether a broker was put right: it is asked seldom, and ever more so
 _ASK_AGAIN_S_MAX: Final = 120.0
 _RENEW_EVERY_S: Final = 3.0
+_BUSY_ROWS: Final = 8  # a page of so many, and less than a full one: more are coming, and a page costs what it costs
+_BUSY_TURN_S: Final = 0.010
 _TOPICS_S: Final = 30.0
 _CLOSE_S: Final = 10.0
 
@@ -85,6 +88,7 @@ class Relay:
         self._is_ending = False
         self._failures = self._idles = 0
         self._drains = 0
+        self._turn_at, self._page_rows = float("-inf"), 0  # when the last turn began, and what it sent
         self._thread: int | None = None
         self._has_ended = False
         self._stopped_at: RelayRow | None = None
@@ -237,6 +241,9 @@ class Relay:
     def _lock(self) -> Any:
         if self._database.read_s:
             self._rest(self._database.read_s)  # others need the database as well
+        if _BUSY_ROWS <= self._page_rows < PAGE_ROWS:
+            self._rest(self._turn_at + _BUSY_TURN_S - self._clock.monotonic())
+        self._turn_at, self._page_rows = self._clock.monotonic(), 0
         self._database.answering = self._broker.answering(self._database.parked_for)
         locked = self._database.lock()
         are_old = self._clock.monotonic() - self._broker.asked_topics_at >= _TOPICS_S
@@ -255,6 +262,7 @@ class Relay:
         if self._broker.problem is None:
             self._database.page_was_sent()
             self.sent += len(step.rows)
+            self._page_rows = len(step.rows)
             self._failures = self._idles = 0
             self._watch.look("more is written than the relay can send")
         return answer
