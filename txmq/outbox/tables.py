@@ -39,6 +39,7 @@ ADOPTED: Final = "adopted: an operator says whether it was sent"
 AWAY: Final = "away: home "  # and its id
 IDLE_S_MAX: Final = 10  # a paused relay holds nothing up for longer
 _COLUMNS = "unit, topic, message_key, value, headers, created_ms"
+_BYTES: Final = ("message_key", "value", "headers")  # columns that may have many
 _PARAMETERS: Final = 5  # of a row that is written: its time is the database's
 _ROW = f"id, {_COLUMNS}"
 _UNREADABLE: tuple[tuple[str, bytes], ...] = ((None, b""),)  # type: ignore[assignment] # no batch takes them: the unit is refused, and parked
@@ -333,23 +334,41 @@ class OutboxTables:
                 self._run(connection, f"DELETE FROM {self.name} WHERE id IN ({marks})", some)  # noqa: S608
 
     def waiting(self, connection: Connection, rows_max: int, bytes_max: int) -> Waiting:
-        """The first rows by id: at most so many, and so many bytes unless the first one has more."""
-        found, _ = run(connection, f"SELECT id, {_SIZE} FROM {self.name} ORDER BY id LIMIT {rows_max}")  # noqa: S608
-        ids = _ids_within(found, bytes_max)
-        if not ids:
-            return Waiting(())
-        read, _ = self._run(
-            connection,
-            f"SELECT {_ROW} FROM {self.name} WHERE id >= ? AND id <= ? ORDER BY id",  # noqa: S608
-            (ids[0], ids[-1]),
+        """The first rows by id: at most so many, and so many bytes unless the first one has more.
+
+        Rows of an ordinary size come with the question which rows there are: a relay that is woken counts round trips.
+        """
+        whole_max = bytes_max // rows_max
+        small = ", ".join(
+            f"CASE WHEN {_SIZE} <= {whole_max} THEN {column} END" if column in _BYTES else column
+            for column in _COLUMNS.split(", ")
         )
-        wanted = set(ids)  # a lower id may have been committed since
-        rows = [_row(fields) for fields in read if int(fields[0]) in wanted]
+        found, _ = run(
+            connection,
+            f"SELECT EXISTS (SELECT 1 FROM {self.parked}), {_SIZE}, id, {small} FROM {self.name} "  # noqa: S608
+            f"ORDER BY id LIMIT {rows_max}",
+        )
+        first = _within(found, bytes_max)
+        if not first:
+            return Waiting(())
+        large = self._large(connection, [int(one) for _, size, one, *_ in first if int(size) > whole_max])
+        rows = [
+            _row(large.get(int(fields[0]), fields))
+            for _, size, *fields in first
+            if int(size) <= whole_max or int(fields[0]) in large  # somebody else may have deleted it meanwhile
+        ]
         cut = self._cut(connection, rows)
-        parked, _ = run(connection, f"SELECT 1 FROM {self.parked} LIMIT 1")  # noqa: S608
-        if not parked:
+        if not first[0][0]:
             return Waiting(rows, cut)
         return Waiting(rows, cut, self._held(connection, rows), self._room(connection))
+
+    def _large(self, connection: Connection, ids: Sequence[int]) -> dict[int, Sequence[Any]]:
+        """The whole rows of these ids."""
+        rows: dict[int, Sequence[Any]] = {}
+        for some, marks in _parts(ids):
+            found, _ = self._run(connection, f"SELECT {_ROW} FROM {self.name} WHERE id IN ({marks})", some)  # noqa: S608
+            rows |= {int(fields[0]): fields for fields in found}
+        return rows
 
     def _cut(self, connection: Connection, rows: Sequence[OutboxRow]) -> set[int]:
         """Units of these rows that have later ones, too."""
@@ -535,15 +554,14 @@ def _parts(ids: Sequence[T]) -> Iterator[tuple[list[T], str]]:
         yield some, ", ".join("?" * len(some))
 
 
-def _ids_within(found: Sequence[tuple[Any, Any]], bytes_max: int) -> list[int]:
-    ids: list[int] = []
+def _within(found: Sequence[Sequence[Any]], bytes_max: int) -> Sequence[Sequence[Any]]:
+    """Those of the first rows that have so many bytes together; one at least. The second column is a row's size."""
     size = 0
-    for one, length in found:
-        size += int(length)
-        if ids and size > bytes_max:
-            break
-        ids.append(int(one))
-    return ids
+    for number, fields in enumerate(found):
+        size += int(fields[1])
+        if number and size > bytes_max:
+            return found[:number]
+    return found
 
 
 def _row(fields: Sequence[Any]) -> OutboxRow:

@@ -234,6 +234,22 @@ def test_read_ends_with_rows_or_bytes_and_names_cut_units(shop: Shop) -> None:
     shop.end(connection, "ROLLBACK")
 
 
+def test_rows_of_every_size_are_read_whole_and_in_order(shop: Shop) -> None:
+    """Half of them have more bytes than come with the first question (a hundredth of 100,000)."""
+    sizes = (0, 10, 999, 1000, 1001, 5000, 1, 60_000, 2, 40_000)
+    connection, tables = _relaying(shop, *[("a", bytes([65 + n]) * size, b"k" * n) for n, size in enumerate(sizes)])
+    with shop.outbox.transaction(connection) as tx:
+        tx.send("a", b"z", headers={"large": b"h" * 2000})
+    shop.begin(connection)
+    waiting = tables.waiting(connection, 100, 100_000)
+    first = [(bytes([65 + n]) * size, b"k" * n) for n, size in enumerate(sizes[:9])]
+    assert [(row.value, row.key) for row in waiting.rows] == first
+    rest = tables.waiting(connection, 100, 1 << 20).rows[9:]
+    assert [row.value for row in rest] == [b"J" * 40_000, b"z"]
+    assert rest[1].headers == (("large", b"h" * 2000),)
+    shop.end(connection, "ROLLBACK")
+
+
 def test_parked_rows_hold_their_keys(shop: Shop) -> None:
     connection, tables = _relaying(shop, ("a", b"1", b"x"), ("a", b"2", b"y"), ("a", b"3"), ("a", b"4", b"x"))
     rows = shop.seen()
