@@ -22,7 +22,7 @@
 #                copy as the server's own SELECT shows them
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
 # make docs      the API reference out of the docstrings, into build/api
-# make house     the layout of txmq/ in figures, and the places that break its rules
+# make house     the layout of txmq/ in figures, the places that break its rules, and the hands that a call passes
 # make clean     remove what the above made
 # PY=python3.12 chooses the interpreter that .venv is made with.
 
