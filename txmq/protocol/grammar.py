@@ -47,11 +47,12 @@ is_hex32: _Matcher = re.compile(rb"[0-9a-f]{32}").fullmatch
 is_word: _Matcher = re.compile(rb"[!-<>-~]+").fullmatch  # printable, no space, no '='
 is_text: _Matcher = re.compile(rb"[!-~]+").fullmatch  # printable, no space
 is_place: _Matcher = re.compile(rb"earliest|latest|0|[1-9][0-9]{0,19}").fullmatch
+is_flag: _Matcher = re.compile(rb"(?!)").fullmatch  # a bare word: no value fits
 is_session: _Matcher = re.compile(rb"new|none|[0-9a-f]{1,16}\.(?:0|[1-9][0-9]{0,9})\.[0-9a-f]{32}").fullmatch
 
 _KINDS = {
     "number": is_number, "long": is_long_number, "hex16": is_hex16, "hex32": is_hex32, "session": is_session,
-    "text": is_text,
+    "text": is_text, "flag": is_flag,
 }  # fmt: skip
 
 
@@ -62,7 +63,7 @@ class Verb:
     Attributes:
         arguments: names of the fixed arguments; a leading ``#`` marks a decimal, ``##`` one of up to 20 digits,
             ``@`` earliest, latest or a time in ms.
-        extensions: name -> kind of value: ``flag`` (a bare word) or a key of ``_KINDS``.
+        extensions: name -> kind of value, a key of ``_KINDS``; ``flag`` is a bare word.
         any_extension: also words that are not listed (topic settings).
         has_body: a length stands before the opaque.
         body_size_bytes_max: of that body, if it is less than a record batch or the parts of a transaction may
@@ -228,12 +229,13 @@ VERBS: dict[bytes, Verb] = {verb.name: verb for verb in _TABLE}
 _LETTERS = "abcdefghijklmnopqrstuvwxyz-"
 
 
-def _checks(verb: Verb) -> tuple[tuple[str, _Matcher], ...]:
+def _checks(verb: Verb) -> tuple[_Matcher, ...]:
     kinds = {"": is_word, "#": is_number, "##": is_long_number, "@": is_place}
-    return tuple((name.lstrip("#@"), kinds[name.rstrip(_LETTERS)]) for name in verb.arguments)
+    return tuple(kinds[name.rstrip(_LETTERS)] for name in verb.arguments)
 
 
 _CHECKS = {verb.name: _checks(verb) for verb in _TABLE}
+_EXTENSIONS = {verb.name: {name: _KINDS[kind] for name, kind in verb.extensions.items()} for verb in _TABLE}
 
 
 class GrammarError(ValueError):
@@ -261,29 +263,31 @@ def parse_line(line: bytes) -> Parsed:
         GrammarError: the text says how the verb is written.
     """
     words = line.split(b" ")
-    verb = VERBS.get(words[0])
+    name = words[0]
+    verb = VERBS.get(name)
     if verb is None:
         raise GrammarError(UNKNOWN_VERB)
     if verb.opaque_optional:
         return _parse_short(verb, words)
-    opaque = words[-1]
-    if len(words) < 2 or not is_opaque(opaque):
+    end, length = len(words) - 1, None
+    opaque = words[end]
+    if not end or not is_opaque(opaque):
         raise GrammarError(f"the line ends with an opaque of 1 to 16 letters and digits: {usage(verb)}")
-    checks, end, length = _CHECKS[verb.name], len(words) - 1, None
     if verb.has_body:
         end -= 1
-        if end < 1 or not is_number(words[end]):
+        if not end or not is_number(words[end]):
             raise GrammarError(f"the body's length stands before the opaque: {usage(verb)}", opaque)
         length = int(words[end])
+    checks = _CHECKS[name]
     start = 1 + len(checks)
     if end < start:
         raise GrammarError(f"arguments are missing: {usage(verb)}", opaque)
     arguments = words[1:start]
-    for (name, fits), word in zip(checks, arguments, strict=True):
-        if not fits(word):
-            raise GrammarError(f"{name} is malformed: {usage(verb)}", opaque)
+    for number, fits in enumerate(checks):
+        if not fits(arguments[number]):
+            raise GrammarError(f"{verb.arguments[number].lstrip('#@')} is malformed: {usage(verb)}", opaque)
     extensions = _parse_extensions(verb, words[start:end], opaque) if end > start else None
-    return Parsed(verb.name, arguments, extensions, length, opaque)
+    return Parsed(name, arguments, extensions, length, opaque)
 
 
 def _parse_short(verb: Verb, words: list[bytes]) -> Parsed:
@@ -301,20 +305,17 @@ def _parse_short(verb: Verb, words: list[bytes]) -> Parsed:
 
 def _parse_extensions(verb: Verb, words: list[bytes], opaque: bytes) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
+    kinds = _EXTENSIONS[verb.name]
     for word in words:
         name, equals, value = word.partition(b"=")
-        kind = verb.extensions.get(name)
-        if kind is None and verb.any_extension and equals and is_word(name):
-            kind = "text"
-        if kind is None:
+        fits = kinds.get(name)
+        if fits is None and verb.any_extension and equals and is_word(name):
+            fits = is_text
+        if fits is None:
             raise GrammarError(f"unknown extension: {usage(verb)}", opaque)
         if name in found:
             raise GrammarError("an extension stands twice", opaque)
-        if kind == "flag":
-            fits = not equals
-        else:
-            fits = bool(equals) and bool(_KINDS[kind](value))
-        if not fits:
+        if not fits(value) if equals else fits is not is_flag:
             raise GrammarError(f"extension {name.decode('ascii', 'replace')[:40]} is malformed", opaque)
         found[name] = value
     return found

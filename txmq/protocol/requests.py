@@ -95,44 +95,17 @@ class Limits:
     batch_size_bytes_max: int = 16 << 20
 
 
-# The plain put, by far the most frequent line, in one match. Everything else, and a put with a longer topic, goes
-# through the table, which accepts the same and more; so does a put whose body has not fully arrived.
+# The two requests that come by the hundred thousand, in one match each: 2 us less than by the table, of the 20 that a
+# local transaction costs the broker. Everything else goes through the table, which takes the same and more.
 _PLAIN_PUT = re.compile(
-    rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
+    rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) (?:id=([1-9][0-9]{0,9}+) )?"
+    rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
-# The same as clients of a cluster send it.
-_MEANT_PUT = re.compile(
-    rb"put ([!-<>-~]{1,200}+) (0|[1-9][0-9]{0,9}+) id=([1-9][0-9]{0,9}+) (0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
-).match  # fmt: skip
-# The same for the commit of a local or a prepared transaction, the other request that comes by the thousand.
 _PLAIN_COMMIT = re.compile(
     rb"commit ([!-<>-~]{1,200}+) (delayable )?(?:floor=(0|[1-9][0-9]{0,19}+) )?"
     rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
 ).match  # fmt: skip
-# The same with branches at other homes, and the prepare of a branch.
-_COMMIT_OF_HOMES = re.compile(
-    rb"commit ([!-<>-~]{1,200}+) homes=([!-~]{1,2500}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?"
-    rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
-).match  # fmt: skip
-_PREPARE_OF_BRANCH = re.compile(
-    rb"prepare ([!-<>-~]{1,200}+) (branch) of=([!-~]{1,200}+) deadline=(0|[1-9][0-9]{0,19}+) "
-    rb"(?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
-).match  # fmt: skip
-# And the prepare of a last-resource transaction, for which a locked row waits.
-_PLAIN_PREPARE = re.compile(
-    rb"prepare ([!-<>-~]{1,200}+) ([!-<>-~]{1,200}+) resource=([!-~]{1,200}+) uuid=([0-9a-f]{32}) "
-    rb"table=([!-~]{1,200}+) "
-    rb"deadline=(0|[1-9][0-9]{0,19}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
-).match  # fmt: skip
-# And the two requests of an XA transaction.
-_PLAIN_DECIDE = re.compile(
-    rb"decide ([!-<>-~]{1,200}+) branches=([1-9][0-9]{0,9}+) (?:floor=(0|[1-9][0-9]{0,19}+) )?"
-    rb"(0|[1-9][0-9]{0,9}+) ([0-9A-Za-z]{1,16}+)\r?\n"
-).match  # fmt: skip
-_PLAIN_COMPLETE = re.compile(rb"complete ([!-<>-~]{1,200}+) uuid=([0-9a-f]{32}) ([0-9A-Za-z]{1,16}+)\r?\n").match
-_EMPTY_LINES = re.compile(rb"(?:\r?\n)+").match
 _UNPRINTABLE = re.compile(rb"[^ -~]").search
-_PRINTABLE = re.compile(rb"[ -~]*").fullmatch
 # As a verb is written: no other protocol begins with one and a blank, but for answers of our own.
 _WORD = re.compile(rb"(?!(?:result|value)\Z)[a-z]+").fullmatch
 _UNKNOWN_REQUEST = re.compile(rb"(?!(?:result|value)(?: |\Z))[a-z]+(?: [!-~]+)*+").fullmatch
@@ -164,10 +137,7 @@ class RequestReader:
         self._release()
 
     def feed(self, data: Buffer) -> list[Request | Violation]:
-        """Take in bytes, return what is whole; ``data`` is used only during the call.
-
-        Hot, so in one piece.
-        """
+        """Take in bytes, return what is whole; ``data`` is used only during the call."""
         found: list[Request | Violation] = []
         if self._dead:
             return found
@@ -179,64 +149,51 @@ class RequestReader:
             self._line = b""
         else:
             chunk = bytes(data)
-        position, size, append = 0, len(chunk), found.append
-        limit, put_limit = self._limit, self._put_limit
+        position, size = 0, len(chunk)
         while position < size:
-            match = _PLAIN_PUT(chunk, position)
-            if match is not None:
-                topic, partition, length, opaque = match.groups()
-                start = match.end()
-                end = start + int(length)
-                if end <= size and end - start <= put_limit:
-                    append((b"put", [topic, partition], None, bytearray(chunk[start:end]), opaque))
-                    position = end
-                    continue
-            elif (match := _PLAIN_COMMIT(chunk, position)) is not None:
-                txid, delayable, floor, length, opaque = match.groups()
-                start = match.end()
-                end = start + int(length)
-                if end <= size and end - start <= limit:
-                    given = None if floor is None else {b"floor": floor}
-                    if delayable is not None:
-                        given = {b"delayable": b"", **(given or {})}
-                    append((b"commit", [txid], given, bytearray(chunk[start:end]), opaque))
-                    position = end
-                    continue
-            elif (match := _PLAIN_PREPARE(chunk, position)) is not None:
-                txid, kind, resource, uuid, table, deadline, floor, length, opaque = match.groups()
-                start = match.end()
-                end = start + int(length)
-                if end <= size and end - start <= limit:
-                    given = {b"resource": resource, b"uuid": uuid, b"table": table, b"deadline": deadline}
-                    if floor is not None:
-                        given[b"floor"] = floor
-                    append((b"prepare", [txid, kind], given, bytearray(chunk[start:end]), opaque))
-                    position = end
-                    continue
-            position = self._next(chunk, position, found)
+            position = self._plain(chunk, position, found) or self._next(chunk, position, found)
         return found
+
+    def _plain(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
+        """Take a plain ``put`` or ``commit`` that is whole; returns its end, 0 if there is none."""
+        match = _PLAIN_PUT(chunk, position)
+        if match is not None:
+            topic, partition, topic_id, length, opaque = match.groups()
+            verb, arguments, given, limit = b"put", [topic, partition], None, self._put_limit
+            if topic_id is not None:
+                given = {b"id": topic_id}
+        else:
+            match = _PLAIN_COMMIT(chunk, position)
+            if match is None:
+                return 0
+            txid, delayable, floor, length, opaque = match.groups()
+            verb, arguments, given, limit = b"commit", [txid], None, self._limit
+            if floor is not None:
+                given = {b"floor": floor}
+            if delayable is not None:
+                given = {b"delayable": b"", **(given or {})}
+        start = match.end()
+        end = start + int(length)
+        if end > len(chunk) or end - start > limit:
+            return 0
+        found.append((verb, arguments, given, bytearray(chunk[start:end]), opaque))
+        return end
 
     def _next(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
         """Take the request, or the beginning of one, at ``position``; returns where to go on."""
-        behind = (
-            self._plain_xa(chunk, position, found)
-            or self._meant_put(chunk, position, found)
-            or self._over_homes(chunk, position, found)
-        )
-        if behind:
-            return behind
         line_end = chunk.find(b"\n", position, position + LINE_SIZE_BYTES_MAX)
-        line = chunk[position:line_end].removesuffix(b"\r") if line_end >= 0 else b""
-        if not line:
-            empty = _EMPTY_LINES(chunk, position)
-            if empty is not None:
-                return empty.end()
-        if line_end < 0 or not _PRINTABLE(line):
+        if line_end < 0:
             self._keep_line(chunk[position:], found)
             return len(chunk)
+        line = chunk[position:line_end].removesuffix(b"\r")
+        if not line:
+            return line_end + 1
         try:
-            parsed = parse_line(line)
+            parsed = parse_line(line)  # which takes nothing that is not printable
         except GrammarError as error:
+            if _UNPRINTABLE(line):
+                self._keep_line(chunk[position:], found)
+                return len(chunk)
             is_unknown = _UNKNOWN_REQUEST(line) and line.partition(b" ")[0] not in VERBS
             if is_unknown and not _MAY_HAVE_BODY(line):
                 found.append(Violation(BadRequestError.code, BadRequestError.wire_name, str(error), NO_OPAQUE, False))
@@ -244,58 +201,6 @@ class RequestReader:
             self._violate(found, BadRequestError(str(error)), error.opaque)
             return len(chunk)
         return self._take_body(parsed, chunk, line_end + 1, found)
-
-    def _plain_xa(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
-        """Take a plain ``decide`` or ``complete`` that is whole; returns its end, 0 if there is none."""
-        match = _PLAIN_COMPLETE(chunk, position)
-        if match is not None:
-            found.append((b"complete", [match[1]], {b"uuid": match[2]}, None, match[3]))
-            return match.end()
-        match = _PLAIN_DECIDE(chunk, position)
-        if match is None:
-            return 0
-        txid, branches, floor, length, opaque = match.groups()
-        start = match.end()
-        end = start + int(length)
-        if end > len(chunk) or end - start > self._limit:
-            return 0
-        given = {b"branches": branches} if floor is None else {b"branches": branches, b"floor": floor}
-        found.append((b"decide", [txid], given, bytearray(chunk[start:end]), opaque))
-        return end
-
-    def _meant_put(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
-        """Take a plain ``put`` with ``id=`` that is whole; returns its end, 0 if there is none."""
-        match = _MEANT_PUT(chunk, position)
-        if match is None:
-            return 0
-        topic, partition, topic_id, length, opaque = match.groups()
-        start = match.end()
-        end = start + int(length)
-        if end > len(chunk) or end - start > self._put_limit:
-            return 0
-        found.append((b"put", [topic, partition], {b"id": topic_id}, bytearray(chunk[start:end]), opaque))
-        return end
-
-    def _over_homes(self, chunk: bytes, position: int, found: list[Request | Violation]) -> int:
-        """Take a plain request of a transaction over homes that is whole; returns its end, 0 if there is none."""
-        match = _COMMIT_OF_HOMES(chunk, position)
-        if match is not None:
-            txid, homes, floor, length, opaque = match.groups()
-            verb, arguments, given = b"commit", [txid], {b"homes": homes}
-        else:
-            match = _PREPARE_OF_BRANCH(chunk, position)
-            if match is None:
-                return 0
-            txid, kind, of, deadline, floor, length, opaque = match.groups()
-            verb, arguments, given = b"prepare", [txid, kind], {b"of": of, b"deadline": deadline}
-        start = match.end()
-        end = start + int(length)
-        if end > len(chunk) or end - start > self._limit:
-            return 0
-        if floor is not None:
-            given[b"floor"] = floor
-        found.append((verb, arguments, given, bytearray(chunk[start:end]), opaque))
-        return end
 
     def _keep_line(self, rest: bytes, found: list[Request | Violation]) -> None:
         """Keep a line that has no end yet, unless it can never become a request; tell what is wrong first in it."""
