@@ -130,7 +130,7 @@ OTHERS_ERRORS = {
 
 
 def test_the_names_of_txmq_on_the_pages_are_there() -> None:
-    text = "".join(page.read_text("utf-8") for page in PAGES if page.name != "CHANGES.md")
+    text = "".join(page.read_text("utf-8") for page in PAGES)
     assert set(re.findall(r"\btxmq\.([A-Z][A-Za-z]+)\b", text)) - set(txmq.__all__) == set()
     named = set(re.findall(r"(?<![\w.])[A-Z][A-Za-z]+Error\b", text)) - OTHERS_ERRORS
     assert [name for name in sorted(named) if not hasattr(errors, name) and not hasattr(builtins, name)] == []
