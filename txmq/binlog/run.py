@@ -33,12 +33,13 @@ from txmq.binlog.source.unprepared import UnpreparedSearch
 from txmq.binlog.source_settings import captures, source_options
 from txmq.client import Client, connect
 from txmq.errors import ConfigError, TxmqError
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, until_terminated
 
-PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 5.0
+PAUSE_S = Backoff(0.1, 5.0)
 PREPARED_S = 0.5  # between two looks whether prepared XA transactions have ended
 LISTED_S = 0.1  # a prepare is in the binlog before it is on disk, and listed behind that
 READ_S = 0.2  # the longest wait for a part before the reader looks whether it is to end
@@ -121,7 +122,7 @@ class BinlogReader:
         self, new_source: Callable[[], Source], clock: Clock, start: str = "now", snapshot: Snapshot | None = None
     ) -> None:  # fmt: skip
         self._new_source, self._start, self._snapshot, self._woken = new_source, start, snapshot, Signal()
-        self._is_stopped, self._pause_s = False, PAUSE_S_MIN
+        self._is_stopped, self._pause_s = False, PAUSE_S.first
         self._log = get_logger()
         self._sparingly = Sparingly(self._log, clock)
 
@@ -171,7 +172,7 @@ class BinlogReader:
                 if has_begun:
                     publisher.refuse_failed()
                 self._woken.wait(self._pause_s)
-                self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+                self._pause_s = PAUSE_S.following(self._pause_s)
             finally:
                 source.close()
 
@@ -216,7 +217,7 @@ class BinlogReader:
             publisher.refuse_failed()
             return
         publisher.publish(part)
-        self._pause_s = PAUSE_S_MIN
+        self._pause_s = PAUSE_S.first
 
     def _snapshot_position(self, source: Source) -> Position:
         """Where a snapshot of all tables begins: its first view shows what is prepared here, and has ended by then."""

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError, TxmqError
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Attempt, Turn, watch_forks
 
-PAUSE_S_MIN: Final = 0.1
-PAUSE_S_MAX: Final = 2.0
-QUIET_S: Final = 2 * PAUSE_S_MAX  # without a look-up for so long the next pause is the shortest again
+PAUSE_S: Final = Backoff(0.1, 2.0)
+QUIET_S: Final = 2 * PAUSE_S.most  # without a look-up for so long the next pause is the shortest again
 _JITTER_BITS: Final = 16
 
 
@@ -81,7 +81,7 @@ class LookUp:
     def _look(self, timeout: float) -> _Told:
         begun = self._clock.monotonic()
         is_quiet = begun - self._not_before > QUIET_S
-        self._pause_s = PAUSE_S_MIN if is_quiet else min(2 * self._pause_s, PAUSE_S_MAX)
+        self._pause_s = PAUSE_S.following(0.0 if is_quiet else self._pause_s)
         try:
             return _Told(self._ask(timeout), None, self._clock.monotonic())
         except TxmqError as error:

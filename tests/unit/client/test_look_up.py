@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from txmq.client.look_up import PAUSE_S_MAX, PAUSE_S_MIN, QUIET_S, LookUp
+from txmq.client.look_up import PAUSE_S, QUIET_S, LookUp
 from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError
 from txmq.runtime.os_clock import OSClock, OSRandom
@@ -57,9 +57,9 @@ def tried(look_up: LookUp, clock: SimClock, seconds: float, timeout: float = 1.0
 def test_pauses_between_look_ups_grow_to_a_bound(look_up: LookUp, registry: Registry, clock: SimClock) -> None:
     tried(look_up, clock, 60.0)
     pauses = [late - early for early, late in zip(registry.asked_at, registry.asked_at[1:], strict=False)]
-    assert 0.75 * PAUSE_S_MIN <= pauses[0] <= 1.25 * PAUSE_S_MIN + 0.1
+    assert 0.75 * PAUSE_S.first <= pauses[0] <= 1.25 * PAUSE_S.first + 0.1
     assert pauses[0] < pauses[1] < pauses[2] < pauses[3]
-    assert all(0.75 * PAUSE_S_MAX <= pause <= 1.25 * PAUSE_S_MAX + 0.1 for pause in pauses[6:])
+    assert all(0.75 * PAUSE_S.most <= pause <= 1.25 * PAUSE_S.most + 0.1 for pause in pauses[6:])
     assert len({round(pause, 1) for pause in pauses[6:]}) > 2  # clients of one moment do not stay together
     assert len(registry.asked_at) < 45
 
@@ -68,7 +68,7 @@ def test_brokers_that_are_back_are_found_within_a_pause(look_up: LookUp, registr
     tried(look_up, clock, 30.0)
     registry.is_away, back = False, clock.monotonic()
     assert look_up.find(60.0) == FOUND
-    assert clock.monotonic() - back <= 1.25 * PAUSE_S_MAX
+    assert clock.monotonic() - back <= 1.25 * PAUSE_S.most
 
 
 def test_an_answer_is_told_again_during_the_pause(look_up: LookUp, registry: Registry, clock: SimClock) -> None:

@@ -29,11 +29,12 @@ from txmq.binlog.config import BinlogSettings
 from txmq.client import Client, DatabaseOffsetStore
 from txmq.errors import ConfigError, FencedError, StorageError, TxmqError
 from txmq.model import TopicPartition
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Signal, until_terminated
 
 TOPICS_S = 1.0  # between two looks, while there are no topics
-PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+PAUSE_S = Backoff(0.1, 5.0)
 
 
 class Applier:
@@ -73,7 +74,7 @@ class Applier:
         Raises:
             BinlogError: what stopped it; nothing behind it was applied in that partition.
         """
-        pause_s = PAUSE_S
+        pause_s = PAUSE_S.first
         ends: dict[TopicPartition, int] | None = None
         while not self._is_stopped:
             try:
@@ -82,13 +83,13 @@ class Applier:
                 self._replica.statements.install()
                 if self._run_session(ends):
                     break
-                pause_s = PAUSE_S
+                pause_s = PAUSE_S.first
             except TxmqError as error:
                 if not (error.retriable or isinstance(error, (FencedError, StorageError))):
                     raise
                 self._sparingly.warning("beginning anew", error=str(error))
                 self._woken.wait(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                pause_s = PAUSE_S.following(pause_s)
         return self.applied
 
     def _run_session(self, ends: dict[TopicPartition, int] | None) -> bool:

@@ -13,7 +13,7 @@ from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.gathering import Outgoing
 from txmq.binlog.publish.position_log import PositionLog
 from txmq.binlog.publish.published import Published
-from txmq.binlog.publish.waiting import PAUSE_S_MIN, BrokerWait
+from txmq.binlog.publish.waiting import PAUSE_S, BrokerWait
 from txmq.client import Client
 from txmq.errors import (
     BadRequestError,
@@ -69,7 +69,7 @@ class PositionCommits:
                 return
             if self._gives_up():
                 raise RequestTimeoutError("the broker is away: what is not published is read again at the next start")
-            self._clock.sleep(PAUSE_S_MIN)
+            self._clock.sleep(PAUSE_S.first)
         self._wait.answer(lambda: log.follow(published.to_json()))
 
     def _was_committed(self, log: PositionLog, before: str, expected: str, *, is_unknown: bool) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from txmq.errors import TxmqError
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 
 T = TypeVar("T")
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
+PAUSE_S = Backoff(0.05, 1.0)
 
 
 class BrokerWait:
@@ -30,7 +31,7 @@ class BrokerWait:
         Raises:
             TxmqError: an error that asking again does not mend.
         """
-        pause_s = PAUSE_S_MIN
+        pause_s = PAUSE_S.first
         while True:
             try:
                 return ask()
@@ -39,7 +40,7 @@ class BrokerWait:
                     raise
                 self.say(error)
             self._clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            pause_s = PAUSE_S.following(pause_s)
 
     def say(self, error: TxmqError) -> None:
         """Log it, not too often."""

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.transaction import Transaction
+from txmq.runtime.backoff import Backoff
 from txmq.xid import TxId
 
 FIRST_LOOK_MS: Final = 1000
@@ -40,8 +41,7 @@ PAUSE_MS: Final = 1000
 PAUSE_MS_MAX: Final = 2000
 PREPARED_PAUSE_MS_MAX: Final = 30_000
 HURRY_PAUSE_MS: Final = 250  # between two extra looks at a branch
-AWAY_MS: Final = 250  # a home that cannot be reached is tried again after this, and then after twice as long
-AWAY_MS_MAX: Final = 1000
+AWAY_MS: Final = Backoff(250, 1000)  # until a home that cannot be reached is tried again
 ASKED_MAX: Final = 1000
 
 
@@ -173,7 +173,7 @@ class BranchAsks:
         """
         if look.is_extra:
             return
-        at_ms = now_ms + min(PAUSE_MS << min(look.attempt, 16), pause_ms_max)
+        at_ms = now_ms + Backoff(PAUSE_MS, pause_ms_max).after(look.attempt)
         self.at(min(at_ms, latest_ms or at_ms), look._replace(attempt=look.attempt + 1, is_fencing=False))
 
     def tick(self, now_ms: int) -> None:
@@ -231,7 +231,7 @@ class BranchAsks:
         for ask in home.asked:
             del self._home_of[ask]
         home.ready, home.asked = dict.fromkeys([*home.asked.values(), *home.ready]), {}
-        home.quiet_until_ms = now_ms + min(AWAY_MS << min(home.failures, 8), AWAY_MS_MAX)
+        home.quiet_until_ms = now_ms + AWAY_MS.after(home.failures)
         home.failures += 1
         return home.failures == 1
 

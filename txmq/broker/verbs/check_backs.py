@@ -24,9 +24,10 @@ from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.requests import Request
+from txmq.runtime.backoff import Backoff
 
 OWNER_GONE_MS = 1000
-PAUSE_MS, PAUSE_MS_MAX = 1000, 60_000
+PAUSE_MS = Backoff(1000, 60_000)
 WAIT_MS_MAX = 30_000
 ANSWER_SIZE_BYTES_MAX = 1 << 20  # but at least one half
 _HALVES_MAX = 100
@@ -140,7 +141,7 @@ def _answer(context: Context, poll: CheckPoll, content: list[bytes]) -> None:
 
 
 def _handed_out(context: Context, transaction: Transaction) -> bytes:
-    pause_ms = min(PAUSE_MS << min(transaction.checks, 16), PAUSE_MS_MAX)
+    pause_ms = PAUSE_MS.after(transaction.checks)
     transaction.checks, transaction.checked_ms = transaction.checks + 1, context.now_ms + pause_ms
     parts = []
     for part in transaction.parts:

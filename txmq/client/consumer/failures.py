@@ -24,6 +24,7 @@ from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.model import Message
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Logger, Sparingly, in_words
 from txmq.runtime.ports import Clock
@@ -141,7 +142,7 @@ class Failures:
             self._assignment.changed.notify_all()
 
     def _delay_s(self, failures: int) -> float:
-        return float(min(self._settings.options.retry_delay * 2 ** min(max(failures, 0), 20), RETRY_S_MAX))
+        return Backoff(self._settings.options.retry_delay, RETRY_S_MAX).after(failures)
 
     # --- deferred ----------------------------------------------------------------------------------------------------
 
@@ -216,7 +217,7 @@ class Failures:
         times = failures - self._settings.max_retries - 1
         if times < 0:
             return self._delay_s(failures - 1)
-        return float(min(self._settings.options.deferred_delay * 2 ** min(times, 20), DEFERRED_S_MAX))
+        return Backoff(self._settings.options.deferred_delay, DEFERRED_S_MAX).after(times)
 
     # --- blocked -----------------------------------------------------------------------------------------------------
 

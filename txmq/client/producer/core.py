@@ -62,8 +62,9 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.log import records
+from txmq.runtime.backoff import Backoff
 
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 1.0
+BACKOFF_S = Backoff(0.02, 1.0)
 NEVER = float("inf")
 MOVED = "its partition is another home's, or another topic has the name"
 DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so its outcome, only if their deadlines are this close
@@ -318,7 +319,7 @@ class ProducerCore:
         queue = batch.queue
         batch.refusal = error
         queue.stalled = True
-        queue.backoff_s = min(max(queue.backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+        queue.backoff_s = BACKOFF_S.following(queue.backoff_s)
         queue.not_before = now + queue.backoff_s
 
     def disconnected(self) -> None:

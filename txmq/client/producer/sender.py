@@ -25,8 +25,7 @@ from txmq.client.producer.completion import Completion, completion_of
 from txmq.client.producer.core import ProducerCore
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
+    BACKOFF_S,
     IDLE_CHECK_S,
     ReconnectingConnection,
 )
@@ -391,7 +390,7 @@ class Sender:
 
     def _wait_out_backoff(self, deadline: float) -> None:
         wait = min(self._backoff_s, deadline - self.clock.monotonic())
-        self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+        self._backoff_s = BACKOFF_S.following(self._backoff_s)
         if wait > 0 and not self._closed:
             self.clock.sleep(wait)
 

@@ -39,20 +39,18 @@ from txmq.outbox.relay_core import (
     Why,
 )
 from txmq.outbox.tables import Backlog
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Random
 from txmq.runtime.threads import Signal, start_daemon, thread_number
 
 _THREAD_NAME: Final = "txmq-relay"
-_IDLE_S_MIN: Final = 0.002
-_IDLE_S_MAX: Final = 0.020
-_AWAY_S_MIN: Final = 0.050
-_AWAY_S_MAX: Final = 2.0
+_IDLE_S: Final = Backoff(0.002, 0.020)
+_AWAY_S: Final = Backoff(0.050, 2.0)
 _HELD_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 1.0
-_ASK_AGAIN_S_MIN: Final = 10.0  # whether a broker was put right: it is asked seldom, and ever more so
-_ASK_AGAIN_S_MAX: Final = 120.0
+_ASK_AGAIN_S: Final = Backoff(10.0, 120.0)  # whether a broker was put right: it is asked seldom, and ever more so
 _RENEW_EVERY_S: Final = 3.0
 _BUSY_ROWS: Final = 8  # a page of so many, and less than a full one: more are coming, and a page costs what it costs
 _BUSY_TURN_S: Final = 0.010
@@ -272,7 +270,7 @@ class Relay:
             self._watch.look(str(self._broker.problem) if why is Why.BROKER and self._broker.problem else why.value)
         if why is Why.IDLE:
             self._nothing_waits()
-            seconds = min(_IDLE_S_MAX, _IDLE_S_MIN * (1 << min(self._idles, 8)))
+            seconds = _IDLE_S.after(self._idles)
             self._idles, self._failures = self._idles + 1, 0
             if not self._is_ending and self._woken.wait(seconds):
                 self._idles = 0
@@ -282,7 +280,7 @@ class Relay:
                 self._nothing_waits()
             self._rest(_HELD_S)
             return
-        self._rest(min(_AWAY_S_MAX, _AWAY_S_MIN * (1 << min(self._failures, 8))))
+        self._rest(_AWAY_S.after(self._failures))
         self._failures += 1
 
     def _nothing_waits(self) -> None:
@@ -318,7 +316,7 @@ class Relay:
         follow begin as those of a relay that was just started.
         """
         assert self._stopped_at is not None
-        pause_s = _ASK_AGAIN_S_MIN
+        pause_s = _ASK_AGAIN_S.first
         ask_at = self._clock.monotonic() + pause_s
         while not self._is_ending:
             self._idle.set()
@@ -334,7 +332,7 @@ class Relay:
                 self.stopped = None
                 self._log.info("outbox goes on", uuid=row.uuid)
                 return
-            pause_s = min(_ASK_AGAIN_S_MAX, pause_s * 2)
+            pause_s = _ASK_AGAIN_S.following(pause_s)
             ask_at = self._clock.monotonic() + pause_s
 
 

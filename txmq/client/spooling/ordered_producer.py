@@ -29,7 +29,7 @@ from txmq.client.arguments import (
 )
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.batches import MeantTopic, ProducerLimits, Record
-from txmq.client.producer.core import BACKOFF_S_MAX, BACKOFF_S_MIN
+from txmq.client.producer.core import BACKOFF_S
 from txmq.client.producer.headers import Content, checked_content
 from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
@@ -369,7 +369,7 @@ class OrderedMessageProducer:
                     # A session that the connection has not got is renewed, and no grant.
                     is_denied = isinstance(error, ForbiddenError) and not isinstance(error, OtherSessionError)
                     self._say_spooled(_NOT_GRANTED if is_denied else _NOT_YET, partition, error=str(error))
-                backoff = min(max(backoff * 2 * (queue.drained == drained), BACKOFF_S_MIN), BACKOFF_S_MAX)
+                backoff = BACKOFF_S.following(backoff if queue.drained == drained else 0.0)
                 self._retries[partition] = self._client.clock.monotonic() + backoff, backoff
                 pause = min(pause, backoff)
             else:

@@ -1,7 +1,7 @@
 """Whether a home answers, as far as its client knows.
 
 A home that does not answer is *away*. A thread then looks at it again and again, so that no caller has to try: at once
-after the first loss, then after a back-off that doubles up to ``LOOK_EVERY_S_MAX``, without chance. The thread ends
+after the first loss, then after a back-off that doubles up to ``LOOK_EVERY_S.most``, without chance. The thread ends
 when the home is heard, or the client is closed.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.threads import Lock, Signal, start_daemon
 
-LOOK_EVERY_S_MIN, LOOK_EVERY_S_MAX = 0.02, 1.0
+LOOK_EVERY_S = Backoff(0.02, 1.0)
 
 
 class Presence:
@@ -71,4 +72,4 @@ class Presence:
         while not watch.wait(pause_s) and self._watch is watch:
             if self._look():
                 self.heard()
-            pause_s = min(max(pause_s * 2, LOOK_EVERY_S_MIN), LOOK_EVERY_S_MAX)
+            pause_s = LOOK_EVERY_S.following(pause_s)

@@ -45,11 +45,12 @@ from txmq.model import Outcome
 from txmq.protocol.commands import Stated, Word
 from txmq.protocol.json_text import Fields
 from txmq.runtime import net
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Attempt, Turn, watch_forks
 from txmq.xid import TxId
 
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 0.5
+BACKOFF_S = Backoff(0.02, 0.5)
 IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
 SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
 JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
@@ -287,7 +288,7 @@ class ReconnectingConnection:
             connection = self._connection = self._connected(deadline)
         except TxmqError as error:
             self._last_failure = str(error)
-            self._backoff_s = min(max(self._backoff_s * 2, BACKOFF_S_MIN), BACKOFF_S_MAX)
+            self._backoff_s = BACKOFF_S.following(self._backoff_s)
             self._retry_at = self._clock.monotonic() + self._backoff_s
             if isinstance(error, ConnectionLostError):
                 self._destination.failed()

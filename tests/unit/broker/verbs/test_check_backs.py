@@ -9,7 +9,7 @@ import pytest
 
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch, part
-from txmq.broker.verbs.check_backs import PAUSE_MS, PAUSE_MS_MAX
+from txmq.broker.verbs.check_backs import PAUSE_MS
 from txmq.log import records
 from txmq.protocol.halves import DueHalf, split_halves
 
@@ -89,7 +89,7 @@ def test_checks_back_off_and_never_end() -> None:
     for attempt in range(1, 1001):
         (found,) = due(other)
         assert found.attempt == attempt
-        pause_ms = min(PAUSE_MS << min(attempt - 1, 16), PAUSE_MS_MAX)
+        pause_ms = PAUSE_MS.after(attempt - 1)
         pass_time(made, (pause_ms - 1) / 1000)
         assert due(other) == []
         pass_time(made, 0.001)

@@ -8,7 +8,7 @@ and its connection with it. So a guess costs a connection and its time; how many
 Invariants:
     * what one address is: ``addresses.network_of``;
     * at most ADDRESSES_MAX are kept; the one whose last failure is oldest goes first;
-    * the first FREE_MAX failures of an address are answered at once, then the pause doubles up to PAUSE_MS_MAX.
+    * the first FREE_MAX failures of an address are answered at once, then the pause doubles up to PAUSE_MS.most.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.addresses import network_of
+from txmq.runtime.backoff import Backoff
 
 ADDRESSES_MAX: Final = 10_000
 FREE_MAX: Final = 3  # a person mistypes
-PAUSE_MS: Final = 500
-PAUSE_MS_MAX: Final = 4_000  # less than clients and other homes wait for an answer
+PAUSE_MS: Final = Backoff(500, 4_000)  # less than clients and other homes wait for an answer
 FORGOTTEN_AFTER_MS: Final = 600_000
 
 
@@ -38,4 +38,4 @@ class FailedLogins:
         self._failed[host] = times, now_ms
         if len(self._failed) > ADDRESSES_MAX:
             del self._failed[next(iter(self._failed))]
-        return 0 if times <= FREE_MAX else min(PAUSE_MS << min(times - FREE_MAX - 1, 10), PAUSE_MS_MAX)
+        return 0 if times <= FREE_MAX else PAUSE_MS.after(times - FREE_MAX - 1)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from txmq.broker.state.access import failed_logins
-from txmq.broker.state.access.failed_logins import FORGOTTEN_AFTER_MS, FREE_MAX, PAUSE_MS, PAUSE_MS_MAX, FailedLogins
+from txmq.broker.state.access.failed_logins import FORGOTTEN_AFTER_MS, FREE_MAX, PAUSE_MS, FailedLogins
 
 
 def test_pauses_double_up_to_the_longest() -> None:
     failed = FailedLogins()
     pauses = [failed.failed(f"10.0.0.1:{port}", 1_000_000) for port in range(FREE_MAX + 12)]
     assert pauses[:FREE_MAX] == [0] * FREE_MAX
-    assert pauses[FREE_MAX : FREE_MAX + 3] == [PAUSE_MS, 2 * PAUSE_MS, 4 * PAUSE_MS]
-    assert pauses[-1] == PAUSE_MS_MAX
+    assert pauses[FREE_MAX : FREE_MAX + 3] == [PAUSE_MS.after(failures) for failures in range(3)]
+    assert pauses[-1] == PAUSE_MS.most
     assert failed.failed("10.0.0.2:5", 1_000_000) == 0
 
 

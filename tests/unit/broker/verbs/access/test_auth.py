@@ -224,7 +224,7 @@ def test_guesses_by_plain_wait_as_others_do() -> None:
         guess = client.send("auth", "plain", body=b"\0ops\0guess %d" % number)
         made.pump()
         assert (guess in client.received) is (number < FREE_MAX)
-    _later(made, PAUSE_MS)
+    _later(made, PAUSE_MS.first)
     assert client.received[guess].error == "unauthenticated"
 
 
@@ -265,7 +265,7 @@ def test_answers_to_failed_logins_wait_for_longer_each_time() -> None:
     add(made.connect(), "ops")
     _fail(made, times=FREE_MAX)
     client = made.connect()
-    for pause_ms in (PAUSE_MS, 2 * PAUSE_MS):
+    for pause_ms in (PAUSE_MS.first, 2 * PAUSE_MS.first):
         refused = client.send("auth", "external", body=b"")
         behind = client.send("ping")  # such as the next guess: it is not looked at before
         _later(made, pause_ms - 1)
@@ -307,7 +307,7 @@ def test_name_of_a_broker_spares_nobody_the_pause() -> None:
         _logged_in(made.connect(), ScramAttempt(peer_name(7), "guessed", "abc"))
     client, attempt = made.connect(), ScramAttempt(peer_name(7), "guessed", "abc")
     client.send("auth", "scram-sha-256", body=attempt.final(ask(client, attempt.first()).body.removesuffix(b"\n")))
-    _later(made, PAUSE_MS - 1)
+    _later(made, PAUSE_MS.first - 1)
     assert client.received == {}
     _later(made, 1)
     assert [answer.error for answer in client.received.values()] == ["unauthenticated"]
@@ -332,7 +332,7 @@ def test_connection_that_is_lost_meanwhile_is_answered_nothing() -> None:
     client = made.connect()
     client.send("auth", "external", body=b"")
     client.disconnect()
-    _later(made, PAUSE_MS)
+    _later(made, PAUSE_MS.first)
     assert client.client.out == []
 
 
