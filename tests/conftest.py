@@ -119,8 +119,8 @@ def _turn(item: pytest.Item) -> int:
     return next((turn for turn, start in enumerate(LONGEST) if item.nodeid.startswith(start)), len(LONGEST))
 
 
-# What is played on simulated parts needs nothing but the processor: a busy machine makes it longer, not wrong.
-PLAYED, PLAYED_S_MAX = ("tests/simulation/", "tests/images/"), 1800
+# What is played on simulated parts, or waits for a JVM, needs the processor: a busy machine makes it longer, not wrong.
+PLAYED, PLAYED_S_MAX = ("tests/simulation/", "tests/images/", "tests/spark/"), 1800
 
 
 def _leave_out_what_no_server_can(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,14 +117,15 @@ def _archive(home: Path, variables: Mapping[str, str]) -> Path:
             return archive
         unfinished = home / f"classes-{os.getpid()}.jsa"
         options = f"{_JVM_OPTIONS} -XX:ArchiveClassesAtExit={unfinished}"
-        subprocess.run(  # noqa: S603
-            [sys.executable, "-m", __name__],
-            env={**os.environ, **variables, "SPARK_SUBMIT_OPTS": options},
-            check=True,
-            timeout=ARCHIVE_TIMEOUT_S,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with suppress(subprocess.TimeoutExpired):  # a busy machine: it goes without
+            subprocess.run(  # noqa: S603
+                [sys.executable, "-m", __name__],
+                env={**os.environ, **variables, "SPARK_SUBMIT_OPTS": options},
+                check=True,
+                timeout=ARCHIVE_TIMEOUT_S,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         if unfinished.exists():
             unfinished.rename(archive)
     return archive  # a name without a file is no error to Java: it loads its classes one by one
