@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from txmq.outbox.tables import ListedRow
 
 TOLD_S = 1.0
+LOOKS_MAX = 3  # at a relay row that changes while the broker is asked
 _KEYS = ("name", "driver", "connect", "table", "dialect", "durability")
 _STATUS = ("outbox", "state", "waiting", "oldest_ms", "parked", "problem")
 _LISTED = ("outbox", "unit", "state", "topic", "key", "size_bytes", "age_ms", "why")
@@ -468,23 +469,34 @@ def _look(place: Place, client: Client | None, away: str, rows_max: int) -> _See
     with Operator(place.outbox, place.connect) as operator:
         try:
             look = operator.look(rows_max)
-            state = "running" if look.is_led else "no-relay"
             if client is None:
-                return _Seen(name, look, None, state, away or None)
-            return _with_chain(operator, client, look, state)
+                return _Seen(name, look, None, _state(look), away or None)
+            return _with_chain(operator, client, look, rows_max)
         except TxmqError as error:
             return _Seen(name, None, None, "unreachable", str(error))
         except Exception as error:  # noqa: BLE001 - of any driver: an address, a password, a lock
             return _Seen(name, None, None, "unreachable", f"not reached: {type(error).__name__}: {error}")
 
 
-def _with_chain(operator: Operator, client: Client, look: Look, state: str) -> _Seen:
+def _state(look: Look) -> str:
+    return "running" if look.is_led else "no-relay"
+
+
+def _with_chain(operator: Operator, client: Client, look: Look, rows_max: int) -> _Seen:
+    from txmq.client.relay.operator import agree
+
     name = operator.outbox.name
-    try:
-        ends = operator.ends(client, look.row)
-    except TxmqError as error:
-        return _Seen(name, look, None, state, str(error))
-    if not operator.has_stopped(look.row, ends):
-        return _Seen(name, look, ends.last, state, None)
-    problem = "database and broker do not agree on the newest page: find out which was restored or copied, then: "
-    return _Seen(name, look, ends.last, "stopped", f"{problem}txmq outbox adopt")
+    for _ in range(LOOKS_MAX):
+        state = _state(look)
+        try:
+            ends = operator.ends(client, look.row)
+        except TxmqError as error:
+            return _Seen(name, look, None, state, str(error))
+        if agree(look.row, ends):
+            break
+        before, look = look, operator.look(rows_max)
+        if look.row == before.row:
+            problem = "database and broker do not agree on the newest page: find out which was restored or copied, "
+            return _Seen(name, look, ends.last, "stopped", f"{problem}then: txmq outbox adopt")
+    # A line that moves all the time while it is looked at has not stopped.
+    return _Seen(name, look, ends.last, state, None)

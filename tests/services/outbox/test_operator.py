@@ -16,7 +16,7 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment
-from txmq.client.relay.operator import Operator, forget
+from txmq.client.relay.operator import Ends, Operator, agree, forget
 from txmq.client.relay.relay import Relay
 from txmq.errors import OutboxStoppedError
 from txmq.outbox.tables import ADOPTED
@@ -212,6 +212,31 @@ def test_slow_operator_does_not_undo_what_another_did(sqlite_shop: Shop, client:
     check(client, sqlite_shop.committed())
 
 
+def test_relay_that_stops_meanwhile_does_not_hide_the_stop(
+    sqlite_shop: Shop, client: txmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changes the relay row: the next claim, and as little is taken of it."""
+    keep(sqlite_shop)
+    with relay_of(client, sqlite_shop) as relay:
+        relay.drain(DRAIN_S)
+    put_back(sqlite_shop)
+    sqlite_shop.write(3)
+    stopped(client, sqlite_shop)
+    calls: list[str] = []
+    with operator_of(sqlite_shop) as operator:
+        ends = operator.ends
+
+        def asked(*arguments: Any, **named: Any) -> Ends:
+            found = ends(*arguments, **named)
+            if not calls:
+                calls.append("first")
+                stopped(client, sqlite_shop)
+            return found
+
+        monkeypatch.setattr(operator, "ends", asked)
+        assert operator.adopt(client, is_copy=False) is not None
+
+
 def test_adopt_needs_no_session_while_the_broker_is_asked(
     client: txmq.Client, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL
 ) -> None:
@@ -307,7 +332,7 @@ def test_forgotten_outbox_begins_anew(sqlite_shop: Shop, client: txmq.Client) ->
         row = operator.look().row
         forget(client, row.uuid)
         assert operator.ends(client, row).last is None
-        assert operator.has_stopped(row, operator.ends(client, row))
+        assert not agree(row, operator.ends(client, row))
 
 
 # --- the commands, which die ------------------------------------------------------------------------------------------

@@ -157,10 +157,6 @@ class Operator:
             is_committed = told is Told.COMMITTED or (told is not None and last == row.claim)
             return Ends(home, is_same_home, is_committed, last)
 
-    def has_stopped(self, row: RelayRow, ends: Ends) -> bool:
-        """Whether relays stop there, unless the relay row has changed since the broker was asked."""
-        return not _agree(row, ends) and self.look().row == row
-
     def adopt(self, client: RelayClient, *, is_copy: bool) -> Adopted | None:
         """Let the line go on here, with what the broker has as its past; all that waits is parked.
 
@@ -176,14 +172,14 @@ class Operator:
         Durability: forced. If it is not known whether it has happened, it may be done again.
         """
         row = self.look().row
-        if not is_copy and not self.has_stopped(row, self.ends(client, row)):
+        if not is_copy and agree(row, self.ends(client, row)):  # no relay is disturbed
             return None
         try:
             for _ in range(ADOPT_TRIES):
                 row = self._taken()
                 ends = self.ends(client, row, is_fenced=True)
                 crash_point("operator.settled")
-                if not is_copy and _agree(row, ends):
+                if not is_copy and agree(row, ends):
                     self._let_go()
                     return None
                 found = self._adopted(row, ends, is_copy=is_copy)
@@ -237,8 +233,11 @@ class Operator:
             raise
 
 
-def _agree(row: RelayRow, ends: Ends) -> bool:
-    """Whether what the broker took last is what the database knows or has on its way."""
+def agree(row: RelayRow, ends: Ends) -> bool:
+    """Whether what the broker took last is what the database knows or has on its way.
+
+    Relays stop where it is not, if the row has not changed since the broker was asked.
+    """
     return ends.is_same_home and row.agrees_with(ends.last)
 
 
