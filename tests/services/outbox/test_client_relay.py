@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ SESSION_AT: dict[str, str] = {
     "psycopg": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {}",
 }
 DRAIN_S = 60.0
+LOOKED_S = 2.0
 
 
 @pytest.fixture
@@ -266,3 +268,21 @@ def test_commit_of_a_transaction_wakes_relays(topic: str, sqlite: Connect, opene
     with outbox.transaction(connection) as tx:
         tx.send(topic, b"two")
     assert woken == ["woken"]
+
+
+def test_idle_relay_takes_few_transaction_ids(
+    client: txmq.Client, topic: str, opened: list[Any], postgresql: PostgreSQL, tmp_path: Path, mariadb: MariaDB
+) -> None:
+    """PostgreSQL gives one to each transaction that locks a row; fifty a second would be four million a day."""
+    connect = connector("psycopg", tmp_path, mariadb, postgresql)
+    outbox, connection = installed(connect, opened)
+    connection.autocommit = True
+
+    def newest() -> int:
+        return int(run(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")[0][0][0])
+
+    with client.relay(outbox, connect=connect) as relay:
+        relay.drain(DRAIN_S)
+        first, begun = newest(), time.monotonic()
+        time.sleep(LOOKED_S)
+        assert newest() - first <= 5 * (time.monotonic() - begun)

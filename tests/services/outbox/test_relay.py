@@ -24,6 +24,7 @@ from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import PARKED_MAX, REFUSED, runs
 from txmq.outbox.relay_core import RelayRow
 from txmq.outbox.tables import ADOPTED
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.crashpoints import POINTS
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -222,7 +223,7 @@ def test_restored_broker_stops_the_line_until_it_is_put_right(
         return found
 
     monkeypatch.setattr(RelayBroker, "agrees_with", fails_once)
-    monkeypatch.setattr("txmq.client.relay.relay._ASK_AGAIN_S_MIN", 1.0)
+    monkeypatch.setattr("txmq.client.relay.relay._ASK_AGAIN_S", Backoff(1.0, 120.0))
     with BrokerProcess(tmp_path / "data") as broker:
 
         def put_in_place(name: str) -> None:

@@ -47,6 +47,7 @@ from txmq.runtime.threads import Signal, start_daemon, thread_number
 
 _THREAD_NAME: Final = "txmq-relay"
 _IDLE_S: Final = Backoff(0.002, 0.020)
+_TURN_EVERY_S: Final = 1.0  # of an idle relay
 _AWAY_S: Final = Backoff(0.050, 2.0)
 _HELD_S: Final = 0.5
 _LOOK_AGAIN_S: Final = 1.0
@@ -270,10 +271,8 @@ class Relay:
             self._watch.look(str(self._broker.problem) if why is Why.BROKER and self._broker.problem else why.value)
         if why is Why.IDLE:
             self._nothing_waits()
-            seconds = _IDLE_S.after(self._idles)
-            self._idles, self._failures = self._idles + 1, 0
-            if not self._is_ending and self._woken.wait(seconds):
-                self._idles = 0
+            self._failures = 0
+            self._await_rows()
             return
         if why is Why.HELD:
             if self._database.nothing_waits():  # by what the other one has done
@@ -282,6 +281,20 @@ class Relay:
             return
         self._rest(_AWAY_S.after(self._failures))
         self._failures += 1
+
+    def _await_rows(self) -> None:
+        """Until there is something to do, as far as a look tells: it locks nothing, so that no writer of SQLite waits
+        for it, and costs PostgreSQL no transaction id. A turn now and then sees to what else there is."""
+        until, took_s = self._clock.monotonic() + _TURN_EVERY_S, 0.0
+        while not self._is_ending:
+            if self._woken.wait(max(_IDLE_S.after(self._idles), took_s)):
+                self._idles = 0
+                return
+            self._idles += 1
+            begun = self._clock.monotonic()
+            if begun >= until or not self._database.nothing_waits():
+                return
+            took_s = self._clock.monotonic() - begun  # others need the database as well
 
     def _nothing_waits(self) -> None:
         self._drains += 1
