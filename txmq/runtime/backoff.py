@@ -23,10 +23,10 @@ class Backoff(Generic[Number]):
     most: Number
 
     def after(self, failures: int) -> Number:
-        """The pause after so many failures in a row, or after any if ``failures`` counts those before the last."""
+        """The pause after a failure that so many others came before: 0 gives the first pause."""
         doubled: Number = self.first * (1 << min(max(failures, 0), _DOUBLINGS_MAX))
         return min(doubled, self.most)
 
     def following(self, pause: Number) -> Number:
-        """The pause after one more failure, if the last pause was this one; 0 for none."""
+        """The pause after one more failure, if the last pause was this long; 0 if there was none."""
         return min(max(pause * 2, self.first), self.most)
