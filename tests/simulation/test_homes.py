@@ -15,7 +15,8 @@ from txmq.client.client import Client
 from txmq.registry.port import Leadership
 from txmq.registry.zookeeper.homes import HomeNodes
 
-SEEDS, MUTATED_SEEDS = 24, range(1, 13)
+SEEDS, MUTATED_SEEDS = 12, range(1, 13)
+CHEAP = 11  # its history takes a third of the others' processor time
 WORLD = World(HOMES)
 MISSED_MAX = 3  # of so few seeds; ``python -m tools.simulation --homes 3 --seeds 500`` must meet all
 
@@ -36,7 +37,7 @@ def test_most_situations_were_met_by_one_of_the_seeds() -> None:
 
 
 def test_histories_do_not_depend_on_the_hash_seed() -> None:
-    assert {digest_elsewhere(3, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_homes(3).digest}
+    assert {digest_elsewhere(CHEAP, hash_seed, WORLD) for hash_seed in ("1", "2")} == {simulate_homes(CHEAP).digest}
 
 
 def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +49,7 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
             announced.add(registry)
 
     monkeypatch.setattr(HomeNodes, "announce", once)
-    seed_that_catches(simulate_homes, ".", first=[8], then=MUTATED_SEEDS)
+    seed_that_catches(simulate_homes, ".", first=[2], then=MUTATED_SEEDS)
 
 
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

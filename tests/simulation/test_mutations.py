@@ -58,7 +58,7 @@ def _mutated(edits: Edits) -> ModuleType:
 @pytest.mark.parametrize(
     ("edits", "sync", "finding", "seed"),
     [
-        pytest.param(ANSWER_BEFORE_SYNC, "always", "P1", 2, id="answer before sync"),
+        pytest.param(ANSWER_BEFORE_SYNC, "always", "P1", 6, id="answer before sync"),
         pytest.param(
             CHECKPOINT_BEFORE_APPLY, "always", "P1|P2|P10|CorruptRecordError", 9, id="checkpoint before apply"
         ),
@@ -78,7 +78,7 @@ def _caught(finding: str, *, first: int, then: Iterable[int] = SEEDS, users: boo
 
 def test_read_that_does_not_wait_for_partition_files_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(get, "_waits", lambda *_: False)
-    _caught("was acknowledged, and then", first=1)
+    _caught("was acknowledged, and then", first=2)
 
 
 async def _unshielded_end(self: Transaction, _kind: object, error: BaseException | None, _trace: object) -> None:
@@ -88,7 +88,7 @@ async def _unshielded_end(self: Transaction, _kind: object, error: BaseException
 
 def test_end_of_a_block_that_cancellation_tears_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transaction, "__aexit__", _unshielded_end)
-    _caught("without its id", first=23, then=LOOPS)
+    _caught("without its id", first=31, then=LOOPS)
 
 
 def test_connection_without_a_thread_of_its_own_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

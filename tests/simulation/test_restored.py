@@ -45,4 +45,4 @@ def test_session_numbers_that_come_twice_are_caught(monkeypatch: pytest.MonkeyPa
         core.context.sessions_from = 1
 
     monkeypatch.setattr(Core, "__init__", begin_with_one)
-    seed_that_catches(simulate_restored, "was never sent", first=[1], then=MUTATED_SEEDS)
+    seed_that_catches(simulate_restored, "was never sent", first=[4], then=MUTATED_SEEDS)

@@ -1,4 +1,4 @@
-"""A hundred seeds in two processes; every situation is met by a seed; the same seed is the same history."""
+"""Fifty seeds in two processes; every situation is met by a seed; the same seed is the same history."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from tools.simulation.run import Result, simulate
 from tools.simulation.world import SITUATIONS
 from txmq.client.consumer.offsets.store import next_order
 
-SEEDS, SEEDS_AT_ONCE = 100, 50  # `make simulate` plays more
-FIRSTS = range(1, SEEDS + 1, SEEDS_AT_ONCE)
-# What the hundred do not meet is looked for here, and further on if histories have moved.
-RARE = (165, 105, 145, 128, 137)
+SEEDS = 50  # `make simulate` plays more
+# What the fifty do not meet is looked for here, and further on if histories have moved.
+RARE = (98, 325, 165, 265, 105, 145, 128, 137)
 
 
 @cache
-def _campaign(first: int) -> tuple[list[Result], frozenset[str]]:
-    return campaign(first, SEEDS_AT_ONCE)
+def _campaign() -> tuple[list[Result], frozenset[str]]:
+    return campaign(1, SEEDS)
 
 
-@pytest.mark.parametrize("first", FIRSTS)
-def test_promises_hold_over_fifty_seeds(first: int) -> None:
-    failures, _met = _campaign(first)
+def test_promises_hold_over_fifty_seeds() -> None:
+    failures, _met = _campaign()
     assert not failures, f"{len(failures)} failed, the first:\n{report(failures[0])}"
 
 
 @pytest.mark.timeout(1800)  # alone it plays all of them
 def test_every_situation_is_met_by_a_seed() -> None:
-    missing = SITUATIONS.difference(*(_campaign(first)[1] for first in FIRSTS))
+    missing = SITUATIONS - _campaign()[1]
     for seed in (*RARE, *range(SEEDS + 1, 1001)):
         if not missing:
             return
