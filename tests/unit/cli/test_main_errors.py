@@ -71,6 +71,13 @@ def test_password_in_an_address_is_for_no_command_line(
     assert "pen" not in said
 
 
+def test_first_word_that_is_no_branch_gets_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _ended(("brokr",), monkeypatch) == 2
+    assert "Did you mean 'broker'?" in capsys.readouterr().err
+
+
 def _ended(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(sys, "argv", ["txmq", *words])
     with pytest.raises(SystemExit) as ended:
@@ -82,7 +89,7 @@ def _told(error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     def run() -> None:
         raise error
 
-    monkeypatch.setattr(main, "command", lambda: run)
+    monkeypatch.setattr(main, "command", lambda _words: run)
     monkeypatch.setattr(sys, "argv", ["txmq"])
     with pytest.raises(SystemExit) as ended:
         main.main()

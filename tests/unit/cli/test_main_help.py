@@ -32,6 +32,11 @@ def test_what_is_to_be_pasted_stands_as_it_was_written(
     assert pasted or not words or "COMMAND" in lines[1], "an example of each command"
 
 
+def test_branch_that_the_words_name_is_built_alone() -> None:
+    for name in command().commands:
+        assert list(command((name, "more")).commands) == [name]
+
+
 def test_prose_is_folded_by_the_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,5 +48,5 @@ def _shown(words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     with pytest.raises(SystemExit):
-        command()([*words, "--help"], prog_name="txmq")
+        command(words)([*words, "--help"], prog_name="txmq")
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
