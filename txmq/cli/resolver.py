@@ -229,8 +229,11 @@ def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
         module = importlib.import_module(driver)
     except ImportError as error:
         raise ConfigError(f"{where}: cannot import the driver {driver!r}: {error}") from None
+    fields = table.get("connect", {})
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{where}: connect: give the arguments of {driver}.connect by name: {{ name = value, ... }}")
     arguments = {}
-    for name, value in table.get("connect", {}).items():
+    for name, value in fields.items():
         if isinstance(value, dict):
             variable = value.get("env")
             if set(value) != {"env"} or not isinstance(variable, str):

@@ -182,7 +182,11 @@ class Outbox:
         """
         tables = self.tables(connection)
         if is_open(connection, tables.dialect):
-            raise TransactionStateError(f"outbox {self.name!r}: a transaction is open on this connection already")
+            raise TransactionStateError(
+                f"outbox {self.name!r}: a transaction is open on this connection already (many drivers begin one "
+                "with any statement, a SELECT too): commit it or roll it back first, or write in it with "
+                "outbox.send(connection, ...)"
+            )
         bounds, transaction = Bounds(connection, tables.dialect), OutboxTransaction(self.unit_bytes_max)
         try:
             bounds.begin()

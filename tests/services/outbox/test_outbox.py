@@ -123,7 +123,7 @@ def test_transaction_within_another_one_is_refused(shop: Shop) -> None:
     connection = shop.open()
     shop.begin(connection)
     run(connection, "INSERT INTO orders VALUES (1)")
-    with pytest.raises(TransactionStateError, match="already"), shop.outbox.transaction(connection):
+    with pytest.raises(TransactionStateError, match="commit it or roll it back"), shop.outbox.transaction(connection):
         pass
     shop.end(connection, "ROLLBACK")
 

@@ -112,7 +112,7 @@ class RelayDatabase:
         durability: ``weak`` if the database may lose commits: then a power loss may stop the line.
 
     Attributes:
-        refusal: why this database will not do, as long as nobody corrects it.
+        failure: what the last try ended with, if it failed.
         parked_for: homes that units are parked for, as last seen.
         answering: those of them that answer: the next read lets their units wait again.
         read_s: how long the last read took, if that was long.
@@ -127,9 +127,8 @@ class RelayDatabase:
         self._session: RelaySession | None = None
         self._page_at = self._looked_at = float("-inf")  # when a page was sent last; when parked rows were looked at
         self._log = get_logger(outbox=outbox.name)
-        self._has_failed = False
         self._lease_ms = LEASE_MS
-        self.refusal: ConfigError | None = None
+        self.failure: Exception | None = None
         self.parked_for: Collection[int] = ()
         self.answering: Collection[int] = ()
         self.read_s = 0.0
@@ -162,6 +161,11 @@ class RelayDatabase:
         """Keep the lease while a page is on its way."""
         self._tried(lambda: self._renew(row))
 
+    @property
+    def refusal(self) -> ConfigError | None:
+        """Why this database will not do, as long as nobody corrects it."""
+        return self.failure if isinstance(self.failure, ConfigError) else None
+
     def backlog(self) -> Backlog | None:
         """How much waits, and since when."""
         return self._tried(self._backlog)
@@ -192,12 +196,12 @@ class RelayDatabase:
         except Exception as error:  # noqa: BLE001  the driver's, whatever it is
             self.close()
             refusal = error if isinstance(error, ConfigError) else None
-            is_new = self.refusal is None if refusal is not None else not self._has_failed
+            is_new = self.refusal is None if refusal is not None else self.failure is None
             event = "outbox's database away" if refusal is None else "outbox cannot be relayed"
             (self._log.warning if is_new else self._log.debug)(event, error=repr(error))
-            self._has_failed, self.refusal = True, refusal
+            self.failure = error
             return None
-        self._has_failed, self.refusal = False, None
+        self.failure = None
         return found
 
     def _open(self) -> RelaySession:

@@ -143,8 +143,14 @@ class Relay:
             self.wake()
             left = until - self._clock.monotonic()
             if left <= 0:
-                raise RequestTimeoutError(f"outbox {self.outbox.name!r}: messages still wait after {timeout} s")
+                raise RequestTimeoutError(self._still_waits(timeout))
             self._idle.wait(min(left, _LOOK_AGAIN_S))
+
+    def _still_waits(self, seconds: float) -> str:
+        text, failure = f"outbox {self.outbox.name!r}: messages still wait after {seconds} s", self._database.failure
+        if failure is not None:
+            return f"{text}; the database: {type(failure).__name__}: {failure}"
+        return text if self._broker.problem is None else f"{text}; the broker: {self._broker.problem}"
 
     def ask_to_end(self) -> None:
         """End it, without waiting for that."""
@@ -263,7 +269,7 @@ class Relay:
             self.sent += len(step.rows)
             self._page_rows = len(step.rows)
             self._failures = self._idles = 0
-            self._watch.look("more is written than the relay can send")
+            self._watch.look("they are being sent; if this stays so, more is written than the relay can send")
         return answer
 
     def _pause(self, why: Why) -> None:
