@@ -18,8 +18,8 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from txmq.django.settings import configured
-from txmq.errors import ConfigError, TransactionStateError
-from txmq.outbox.outbox import Outbox, new_row, new_unit, require_unit
+from txmq.errors import TransactionStateError
+from txmq.outbox.outbox import Outbox, new_unit
 from txmq.outbox.tables import OutboxTables
 from txmq.xa.database.dialects import dialect_for
 
@@ -46,7 +46,6 @@ class _Unit:
 
     def __init__(self, alias: str, number: int | None) -> None:
         self.alias, self.number = alias, number
-        self.rows = self.size_bytes = 0
 
     def __call__(self) -> None:
         outbox_of(self.alias).wake()
@@ -81,17 +80,7 @@ def send(
         )
     connection.validate_no_broken_transaction()
     content = configured().encode(value)
-    unit, outbox = _unit_of(connection), outbox_of(using)
-    size_bytes = new_row(topic, content, key, headers).size_bytes
-    try:
-        require_unit(unit.rows + 1, unit.size_bytes + size_bytes, outbox.unit_bytes_max)
-    except ConfigError:
-        if unit.number is not None:  # savepoints may have taken some back
-            unit.rows, unit.size_bytes = outbox.tables(connection).size_of_unit(connection, unit.number)
-        require_unit(unit.rows + 1, unit.size_bytes + size_bytes, outbox.unit_bytes_max)
-    outbox.send(connection, topic, content, key, headers=headers, unit=unit.number)
-    unit.rows += 1
-    unit.size_bytes += size_bytes
+    outbox_of(using).send(connection, topic, content, key, headers=headers, unit=_unit_of(connection).number)
 
 
 def outbox_of(using: str) -> DjangoOutbox:

@@ -33,8 +33,10 @@ from txmq.xa.database.thread_connection import ThreadConnection
 UNIT_ROWS_MAX: Final = 10_000
 UNIT_BYTES_MAX: Final = 60 << 20  # a broker's ``transaction_size_bytes_max`` is 64 MiB, with what frames them
 ROWS_MAX: Final = 1_000_000
+UNITS_MAX: Final = 1000  # whose messages an outbox adds up: as many transactions of one process may be open at a time
 INSTALL_TRIES: Final = 3  # the services of a deployment begin together
 LOOK_EVERY_S: Final = 1.0
+LOOK_AGAIN_S: Final = 0.01  # after a transaction that must not count: its level is asked 100 times a second at most
 _MYSQL_IN_TRANSACTION: Final = 1568  # characteristics cannot be changed while a transaction is in progress
 _MYSQL_IN_TRANSACTION_FLAG: Final = 1  # of the server's status, which each of its answers has
 _POSTGRESQL_IDLE: Final = 0
@@ -82,6 +84,9 @@ class Outbox:
         self._lock, self._looked = Lock(), float("-inf")
         self._wakes: tuple[Callable[[], None], ...] = ()
         self._tables: dict[ModuleType, OutboxTables] = {}
+        self._joined: dict[
+            int, tuple[int, int]
+        ] = {}  # of units that the caller has named: rows and bytes, the newest last
         watch_forks(self)
 
     def forked(self) -> None:
@@ -149,12 +154,13 @@ class Outbox:
 
         Args:
             key: messages with one key stay in the order of their ids: change the row that belongs to it first.
-            unit: of ``txmq.outbox.new_unit()``, for messages that readers see together; None: it stands alone.
+            unit: 63 random bits (``secrets.randbits(63)``), for messages of this transaction that readers see together;
+                None: it stands alone.
 
         Raises:
             TransactionStateError: no transaction is open: the message would be committed alone.
             OutboxFullError: too many messages wait; nothing was written.
-            ConfigError: topic or value cannot be sent.
+            ConfigError: topic or value cannot be sent, or its unit has too many messages.
             the driver's error: as of any statement.
 
         Durability: that of the application's COMMIT.
@@ -167,7 +173,7 @@ class Outbox:
         Args:
             messages: (topic, value) or (topic, value, key).
         """
-        self._write(connection, [new_row(*message) for message in messages], new_unit() if unit is None else unit)
+        self._write(connection, [new_row(*message) for message in messages], unit, is_unit=True)
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[OutboxTransaction]:
@@ -202,16 +208,42 @@ class Outbox:
         if transaction.rows:
             self.wake()
 
-    def _write(self, connection: Connection, rows: Sequence[NewRow], unit: int | None) -> None:
-        require_unit(len(rows), sum(row.size_bytes for row in rows), self.unit_bytes_max)
+    def _write(
+        self, connection: Connection, rows: Sequence[NewRow], unit: int | None, *, is_unit: bool = False
+    ) -> None:  # fmt: skip
+        count, size_bytes = len(rows), sum(row.size_bytes for row in rows)
+        require_unit(count, size_bytes, self.unit_bytes_max)
         tables = self.tables(connection)
         if commits_alone(connection, tables.dialect):
             raise TransactionStateError(
                 f"outbox {self.name!r}: no transaction is open on this connection, the message would be committed "
                 "alone: begin one, or write in `with outbox.transaction(connection):`"
             )
+        if unit is not None:
+            count, size_bytes = self._require_room_in(unit, count, size_bytes, connection, tables)
         self._look(connection, tables)
-        tables.insert(connection, rows, unit)
+        tables.insert(connection, rows, new_unit() if unit is None and is_unit else unit)
+        if unit is not None:
+            self._note_joined(unit, count, size_bytes)
+
+    def _require_room_in(
+        self, unit: int, rows: int, size_bytes: int, connection: Connection, tables: OutboxTables
+    ) -> tuple[int, int]:
+        """What a unit has with these; the database is asked only if it is too much: savepoints may have taken back."""
+        had = self._joined.get(unit, (0, 0))
+        try:
+            require_unit(had[0] + rows, had[1] + size_bytes, self.unit_bytes_max)
+        except ConfigError:
+            had = tables.size_of_unit(connection, unit)
+            require_unit(had[0] + rows, had[1] + size_bytes, self.unit_bytes_max)
+        return had[0] + rows, had[1] + size_bytes
+
+    def _note_joined(self, unit: int, rows: int, size_bytes: int) -> None:
+        with self._lock:
+            self._joined.pop(unit, None)
+            self._joined[unit] = rows, size_bytes
+            if len(self._joined) > UNITS_MAX:
+                del self._joined[next(iter(self._joined))]
 
     def _look(self, connection: Any, tables: OutboxTables) -> None:
         """Refuse more if too many wait; asked once a second."""
@@ -219,7 +251,11 @@ class Outbox:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now  # two threads may look at once, which does no harm
-        if tables.count_above(partial(self._ask, connection), self.rows_max):
+        ask = partial(self._ask, connection)
+        if tables.is_serializable(ask):  # what it reads there makes writers wait for it, and fail: another one looks
+            self._looked = now - LOOK_EVERY_S + LOOK_AGAIN_S
+            return
+        if tables.count_above(ask, self.rows_max):
             self._looked = float("-inf")
             raise OutboxFullError(f"outbox {self.name!r}: more than {self.rows_max} messages wait: does a relay run?")
 

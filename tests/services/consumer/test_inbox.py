@@ -98,7 +98,7 @@ def test_each_row_is_there_once_through_rebalances_and_rollbacks(client: txmq.Cl
     def change() -> None:
         if len(consumers) == 3:
             consumers.pop(drawn.randrange(3)).close()
-        consumers.append(client.consumer(GROUP, [TOPIC], offset_store=shop.store, max_retries=1000, options=OPTIONS))
+        consumers.append(client.consumer(GROUP, [TOPIC], offset_store=shop.store, options=OPTIONS))
 
     def work() -> bool:
         for consumer in consumers:

@@ -156,7 +156,7 @@ def test_each_row_is_there_once_through_rebalances_and_rollbacks(shared_broker: 
         for change in range(4):
             if len(consumers) == 2:
                 await consumers.pop(drawn.randrange(2))[0].close()
-            made = await client.consumer(GROUP, [TOPIC], offset_store=shop.store, max_retries=1000, options=OPTIONS)
+            made = await client.consumer(GROUP, [TOPIC], offset_store=shop.store, options=OPTIONS)
             consumers.append((made, [await shop.open()]))
             values = [b"%d" % number for number in range(change * MESSAGES // 4, (change + 1) * MESSAGES // 4)]
             await client.producer().send_many(TOPIC, [(value, value) for value in values])

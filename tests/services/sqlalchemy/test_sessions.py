@@ -20,12 +20,13 @@ from sqlmodel import Session as ModelSession
 import txmq
 from tests.sqlalchemy_programs import Base, Order, Program, outbox
 from txmq.client.relay.relay import Relay
-from txmq.errors import TransactionStateError
+from txmq.errors import OutboxFullError, TransactionStateError
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.sqlalchemy import Outbox
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
+from txmq.testing.simulated.clock import SimClock
 
 from .databases import mariadb_url, postgresql_url
 
@@ -219,6 +220,23 @@ def test_serializable_transaction_reads_nothing_that_others_write(engine: Engine
         chosen.send(session, "orders", b"x")
         session.commit()
     assert any("min(" in one for one in statements) == (level != "SERIALIZABLE")
+
+
+def test_transaction_after_a_serializable_one_looks_for_room(engine: Engine) -> None:
+    models = MetaData()
+    chosen = Outbox(models, rows_max=1)
+    models.create_all(engine)
+    chosen._clock = clock = SimClock()
+    for _ in range(3):
+        clock.advance(0.1)
+        with Session(engine.execution_options(isolation_level="SERIALIZABLE")) as session:
+            chosen.send(session, "orders", b"x")
+            session.commit()
+    clock.advance(0.1)
+    with Session(engine) as session:
+        chosen.send(session, "orders", b"x")
+        with pytest.raises(OutboxFullError):
+            session.commit()
 
 
 def test_messages_of_sessions_arrive_once_in_order(engine: Engine, broker: BrokerProcess) -> None:

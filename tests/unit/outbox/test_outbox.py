@@ -12,7 +12,7 @@ import pytest
 
 from txmq.client.relay.database import RelayDatabase
 from txmq.errors import ConfigError, TransactionStateError
-from txmq.outbox.outbox import Outbox
+from txmq.outbox.outbox import UNITS_MAX, Outbox
 from txmq.outbox.relay_core import Claim, Locked, Read
 from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dbapi import run
@@ -148,4 +148,24 @@ def test_unit_over_a_brokers_transaction_is_refused(connect: Connect, tmp_path: 
         with too_large:
             tx.send("orders", b"1")
     assert seen(tmp_path) == [b"123456789"]
+    connection.close()
+
+
+def test_calls_joined_by_a_unit_are_added_up(connect: Connect, tmp_path: Path) -> None:
+    outbox, connection = Outbox(unit_bytes_max=9), connect()
+    if connection.isolation_level is None or not connection.in_transaction:
+        connection.execute("BEGIN")
+    outbox.send(connection, "orders", b"1234", unit=7)
+    connection.execute("SAVEPOINT half")
+    outbox.send(connection, "orders", b"5678", unit=7)
+    for unit in range(100, 100 + UNITS_MAX):  # others, which are forgotten first
+        outbox._note_joined(unit, 1, 1)
+        outbox._note_joined(7, 2, 8)
+    with pytest.raises(ConfigError, match="10 bytes of messages are more than the 9 of a unit"):
+        outbox.send_many(connection, [("orders", b"9"), ("orders", b"0")], unit=7)
+    outbox.send(connection, "orders", b"90", unit=8)
+    connection.execute("ROLLBACK TO half")  # of which the outbox is not told
+    outbox.send_many(connection, [("orders", b"abc"), ("orders", b"de")], unit=7)
+    connection.execute("COMMIT")
+    assert (seen(tmp_path), len(outbox._joined)) == ([b"1234", b"abc", b"de"], UNITS_MAX)
     connection.close()

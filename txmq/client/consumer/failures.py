@@ -6,6 +6,8 @@ pause; in ``run`` its partition waits for it. After ``max_retries`` it is deferr
 later messages of its key are *blocked*: deferred without being delivered, by the thread that takes messages next.
 
 Invariants:
+    * only its own failures count: a message whose transaction was refused because an earlier one of its partition is
+      not acknowledged yet (``ConsumedPartition.out_of_turn``) is delivered again, after that one;
     * a message that cannot be stored is tried again; its partition waits and reports why (``stopped``): nothing is
       dropped;
     * a message that failed is deferred only where there is room, else it becomes a dead letter;
@@ -114,6 +116,9 @@ class Failures:
 
     def _failed(self, consumed: ConsumedPartition, message: Message, reason: str, error: Exception | None) -> None:
         with self._assignment.changed:
+            if message.offset in consumed.out_of_turn:
+                self._wait_its_turn(consumed, message)
+                return
             waiting = consumed.deferred_in_hand(message.offset)
             is_under_way = consumed.is_under_way(message.offset)
             count = consumed.count_failure(message) if is_under_way else 0
@@ -125,6 +130,17 @@ class Failures:
             is_last = count > self._settings.max_retries and self._acks.may_give_up(message)
             if not (is_last and self._is_given_up(consumed, message, count, reason)):
                 self._retry(consumed, message, count)
+
+    def _wait_its_turn(self, consumed: ConsumedPartition, message: Message) -> None:
+        consumed.out_of_turn.discard(message.offset)
+        again_at = self._clock.monotonic() + self._settings.options.retry_delay
+        consumed.deliver_again(message, consumed.turn_at(message.offset, again_at))
+        consumed.failing.pop(message.offset, None)
+        self._sparingly.warning(
+            "an earlier message of its partition is not acknowledged yet: a message comes again after it",
+            topic=message.topic, partition=message.partition, offset=message.offset,
+        )  # fmt: skip
+        self._assignment.changed.notify_all()
 
     def _say_failed(self, message: Message, times: int, reason: str, error: Exception | None) -> None:
         """Log the 1st, 2nd, 4th ... failure as a warning: a message that fails for ever does not fill the log."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from txmq.client.consumer.offsets.store import OffsetPosition
@@ -82,6 +83,8 @@ class ConsumedPartition:
         fetch: number of the fetch under way; 0 if there is none.
         fetch_at: monotonic time before which nothing is fetched, after an error.
         attempts: how often each message under way failed.
+        out_of_turn: offsets whose acknowledgement in a transaction was refused for an earlier message: if such a
+            message is rejected now, it has not failed.
         failing: by offset, stands for the thread that is about to retry a message, defer it or dead-letter it.
         retries: messages to be delivered again, each with the time it is due.
         revoked_until: monotonic time until which messages under way may be dealt with, if another member should have
@@ -108,8 +111,8 @@ class ConsumedPartition:
         "_acked", "_delivered", "_keys_in_hand", "ahead", "attempts", "blocked", "blocked_at", "dealt", "deferred",
         "deferred_saved", "failing", "fetch", "fetch_at", "fetch_error", "fetch_reported", "generation", "home",
         "in_doubt", "is_busy", "is_in_doubt", "is_paused", "is_ready", "keeps_key_order", "log", "next_fetch",
-        "pending_acks", "position", "reported", "retries", "revoked_until", "saved", "saving", "slot", "stopped",
-        "was_sought",
+        "out_of_turn", "pending_acks", "position", "reported", "retries", "revoked_until", "saved", "saving", "slot",
+        "stopped", "was_sought",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +125,7 @@ class ConsumedPartition:
         self.ahead = ReadAhead(slot)
         self.fetch, self.fetch_at = 0, 0.0
         self.attempts: dict[int, int] = {}
+        self.out_of_turn: set[int] = set()
         self.failing: dict[int, object] = {}
         self.retries: list[tuple[float, Message]] = []
         self.is_paused = self.is_busy = self.was_sought = False
@@ -258,8 +262,9 @@ class ConsumedPartition:
                 in_hand.add(crc)
 
     def _due_retries(self, limit: int, now: float) -> list[Message]:
-        due = [message for at, message in self.retries if at <= now][:limit]
+        due = [message for at, message in self.retries if at <= now]
         if due:
+            due = sorted(due, key=attrgetter("offset"))[:limit]  # transactions acknowledge in this order
             self.retries = [entry for entry in self.retries if entry[1] not in due]
         return due
 
@@ -343,6 +348,8 @@ class ConsumedPartition:
             self._keys_in_hand.pop(offset, None)
         if self.attempts:
             self.attempts.pop(offset, None)
+        if self.out_of_turn:
+            self.out_of_turn.discard(offset)
         while delivered:
             lowest = delivered[0]
             if acked[lowest] is not None:
@@ -401,13 +408,17 @@ class ConsumedPartition:
         self.give_up_retry(message.offset)
         self.retries.append((again_at, message))
 
-    def deliver_again(self, message: Message, now: float) -> None:
+    def deliver_again(self, message: Message, again_at: float) -> None:
         """Deliver a message that is out again, as if it had not been delivered."""
         waiting = self.deferred_in_hand(message.offset)
         if waiting is not None:
-            waiting.is_out, waiting.due_at = False, now
+            waiting.is_out, waiting.due_at = False, again_at
         elif self.is_under_way(message.offset):
-            self.retry(message, now)
+            self.retry(message, again_at)
+
+    def turn_at(self, offset: int, again_at: float) -> float:
+        """When to deliver a message again that has to come after earlier ones: not before they are due."""
+        return max([again_at, *(at for at, message in self.retries if message.offset < offset)])
 
     def waits_again(self, offset: int) -> bool:
         """Whether a message failed and is to be delivered again, in place or as a deferred one."""
@@ -456,6 +467,7 @@ class ConsumedPartition:
             self._acked,
             self._keys_in_hand,
             self.attempts,
+            self.out_of_turn,
             self.failing,
             self.blocked,
             self.pending_acks,

@@ -17,7 +17,8 @@ message is not given up, before a look with the row's lock has shown that the tr
 (``ConsumedPartition.in_doubt``).
 
 Invariants:
-    * messages of a partition are acknowledged in order: nothing before them is left unacknowledged;
+    * messages of a partition are acknowledged in order: nothing before them is left unacknowledged; one that is refused
+      for that has not failed (``ConsumedPartition.out_of_turn``);
     * a pending acknowledgement counts only when its transaction is known to have committed;
     * while an outcome is not known, nothing of that partition is saved or delivered by this member.
 """
@@ -125,6 +126,7 @@ class PendingAcks:
         if consumed is None or consumed.is_of_another(message):
             raise RolledBackError(f"{name}: the partition is not this consumer's any more", retriable=False)
         if consumed.saving is not None:
+            consumed.out_of_turn.add(message.offset)
             raise RolledBackError(f"{name}: the outcome of a transaction before this one is not known yet")
         known = consumed.pending_acks.get(message.offset)
         if known is not None and known.owner is not owner:
@@ -134,8 +136,10 @@ class PendingAcks:
                 raise TransactionStateError(f"{name} is acknowledged already, or was taken back by a seek")
             lower = consumed.lowest_before(message.offset, owner)
             if lower is not None:
+                consumed.out_of_turn.add(message.offset)
                 raise TransactionStateError(f"{name}: acknowledge message {lower} before it, too: in order of offsets")
         consumed.pending_acks[message.offset] = PendingAck(owner, message)
+        consumed.out_of_turn.discard(message.offset)
         return consumed
 
     def look(self, partitions: Iterable[ConsumedPartition], owner: object) -> tuple[int, list[OffsetRow]]:
@@ -259,6 +263,8 @@ class PendingAcks:
                 )
             except BaseException as error:
                 if isinstance(error, TransactionStateError):
+                    with self._assignment.changed:
+                        consumed.out_of_turn.add(message.offset)
                     self._try_look_up(consumed)  # it may be committed already
                 with self._assignment.changed:
                     consumed.pending_acks.pop(message.offset, None)
@@ -289,6 +295,7 @@ class PendingAcks:
                 raise FencedError(f"{message.topic}-{message.partition} is not this consumer's any more")
             is_deferred = known.deferred_in_hand(message.offset) is not None
             if is_deferred and known.pending_acks.keys() - {message.offset}:
+                known.out_of_turn.add(message.offset)
                 raise RolledBackError(
                     "an earlier message of the partition is acknowledged in a transaction: commit first"
                 )

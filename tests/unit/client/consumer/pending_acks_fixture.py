@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, StoredOffset
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
@@ -66,7 +67,11 @@ class Saver(OffsetSaver):
 
 
 class PendingAcksFixture:
-    """A share with one partition, five messages of which are delivered; its client, and its pending acks."""
+    """A share with one partition, five messages of which are delivered; its client, and its pending acks.
+
+    Attributes:
+        dead_lettered: offsets of messages that became dead letters.
+    """
 
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
         self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
@@ -79,6 +84,12 @@ class PendingAcksFixture:
         self.offsets = Saver(self.share, kept_in, contents, "g", get_logger())
         self.offsets.calls = self.calls
         self.pending_acks = PendingAcks(self.client, self.share, self.offsets, fetcher, "g", store)
+        self.dead_lettered: list[int] = []
+        dead_letters = SimpleNamespace(dead_letter=lambda message, *_: self.dead_lettered.append(message.offset))
+        contents = SimpleNamespace(store=lambda *_: None, update=lambda *_: None, remove=lambda *_: None)
+        self.failures = Failures(
+            self.share, contents, dead_letters, self.pending_acks, settings, self.client.clock, get_logger()
+        )
         self.consumed = self.share.partitions[SLOT] = consumed(first=0)
         self.owner = object()
 
@@ -86,6 +97,16 @@ class PendingAcksFixture:
         """The transaction acknowledges these."""
         for offset in offsets:
             self.pending_acks.pending_ack(message(offset), self.owner)
+
+    def reject(self, *offsets: int) -> None:
+        """The application rejects these."""
+        for offset in offsets:
+            self.failures.failed(message(offset), "rolled back")
+
+    def deliver_again(self) -> list[int]:
+        """What is due within a minute, as it comes."""
+        self.client.clock.advance(60.0)
+        return [found.offset for found in self.consumed.take(10, self.client.clock.monotonic())]
 
     def look(self) -> list[OffsetRow]:
         """It is sent."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.client.consumer.pending_acks_fixture import SLOT, PendingAcksFixture, consumed, message
 from txmq.client.consumer.partition import ConsumedPartition, PendingAck, Waiting
-from txmq.errors import ConnectionLostError, FencedError, RolledBackError
+from txmq.errors import ConnectionLostError, FencedError, RolledBackError, TransactionStateError
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.xid import TxId
@@ -148,3 +148,45 @@ def test_where_outcome_is_not_kept_partition_is_loaded_anew() -> None:
     world.pending_acks.doubt([world.consumed], world.owner, TXID, world.look())
     world.settled()
     assert world.share.partitions == {}
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_message_refused_for_an_earlier_one_has_not_failed() -> None:
+    world = PendingAcksFixture()
+    for _ in range(20):
+        with pytest.raises(TransactionStateError, match="message 0 before it"):
+            world.pending_ack(1)
+        world.reject(1)  # before the other one, too: it comes after it all the same
+        if world.consumed.is_under_way(0):
+            world.reject(0)
+        assert world.deliver_again() in ([0, 1], [1])
+        if world.dead_lettered:
+            break
+    assert world.dead_lettered == [0]
+    assert (world.consumed.attempts, world.consumed.out_of_turn) == ({}, set())
+    world.pending_ack(1)
+    world.pending_acks.end([world.consumed], world.owner, Outcome.ROLLED_BACK)
+    world.reject(1)
+    assert world.consumed.attempts == {1: 1}  # which it did by itself
+
+
+def test_refusal_that_a_later_ack_makes_good_excuses_nothing() -> None:
+    world = PendingAcksFixture()
+    with pytest.raises(TransactionStateError):
+        world.pending_ack(1)
+    world.pending_ack(0, 1)
+    world.pending_acks.end([world.consumed], world.owner, Outcome.ROLLED_BACK)
+    world.reject(0, 1)
+    assert world.consumed.attempts == {0: 1, 1: 1}
+
+
+def test_message_behind_an_unknown_outcome_has_not_failed() -> None:
+    world = PendingAcksFixture()
+    world.pending_ack(0)
+    world.look()
+    with pytest.raises(RolledBackError, match="not known yet"):
+        world.pending_ack(1)
+    world.reject(1)
+    assert (world.consumed.attempts, world.deliver_again()) == ({}, [1])

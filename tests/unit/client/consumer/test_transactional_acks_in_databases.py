@@ -225,3 +225,30 @@ def test_refusal_caused_by_an_effective_failed_commit_counts_as_done() -> None:
     with pytest.raises(TransactionStateError):
         world.pending_acks.pending_ack_in(message(0), None)
     assert (world.consumed.position, world.consumed.pending_acks) == (1, {})
+
+
+def test_message_refused_beside_a_rolled_back_one_has_not_failed() -> None:
+    world, database = in_database()
+    world.pending_acks.pending_ack_in(message(0), None)
+    database.refusal = TransactionStateError("nothing is saved there")  # the transaction of message 0 was rolled back
+    with pytest.raises(TransactionStateError):
+        world.pending_acks.pending_ack_in(message(1), None)
+    world.reject(0, 1)
+    assert (world.consumed.attempts, world.deliver_again()) == ({0: 1}, [0, 1])
+    database.refusal = None
+    for offset in (0, 1):
+        world.pending_acks.pending_ack_in(message(offset), None)
+    world.reject(1)  # rolled back
+    assert world.consumed.attempts == {0: 1, 1: 1}
+
+
+def test_deferred_message_refused_beside_an_earlier_one_has_not_failed() -> None:
+    world, database = in_database()
+    text = deferred(world, -1)
+    world.pending_acks.pending_ack_in(message(0), None)
+    database.committed = StoredOffset(0, text)
+    with pytest.raises(RolledBackError, match="commit first"):
+        world.pending_acks.pending_ack_in(message(-1), None)
+    world.reject(-1)
+    assert world.consumed.deferred[-1].failures == 1
+    assert world.deliver_again() == [-1]
