@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core import checks
 from django.db import connections, router
 
-from txmq.django.relaying import connector
+from txmq.django.relaying import connector, is_in_memory
 from txmq.django.sending import outbox_of
 from txmq.django.settings import configured, problems
 from txmq.model import is_valid_name
@@ -59,7 +59,9 @@ def check_durability(databases: Sequence[str] | None = None, **_: Any) -> list[c
 
 
 def _weakness(alias: str) -> str | None:
-    """As a relay sees it: what a session may set for itself, a relay sets."""
+    """As a relay sees it: what a session may set for itself, a relay sets. A database in memory has no relay."""
+    if is_in_memory(alias):
+        return None
     connection = connector(alias)()
     try:
         tables = outbox_of(alias).tables(connection)

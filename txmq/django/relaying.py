@@ -50,11 +50,16 @@ def refuse_memory(using: str) -> None:
     Raises:
         ConfigError: it is SQLite's in memory.
     """
-    connection = connections[using]
-    if connection.vendor == "sqlite" and connection.is_in_memory_db():
+    if is_in_memory(using):
         raise ConfigError(
             f"database {using!r} is in memory, which no other connection sees: give it a file (NAME of TEST)"
         )
+
+
+def is_in_memory(using: str) -> bool:
+    """Whether it is SQLite's in memory, as in most tests of a project."""
+    connection = connections[using]
+    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
 
 
 def connector(using: str) -> Callable[[], Any]:

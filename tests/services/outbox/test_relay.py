@@ -16,6 +16,7 @@ import pytest
 
 import txmq
 from tests.crash_points import at_moment
+from tests.logged import said
 from txmq.client.relay.broker import RelayBroker
 from txmq.client.relay.database import TURN_S, RelayDatabase
 from txmq.client.relay.relay import Relay
@@ -254,13 +255,17 @@ def test_restored_broker_stops_the_line_until_it_is_put_right(
             check(client, sqlite_shop.committed())
 
 
-def test_message_for_no_topic_is_parked_and_others_go_on(shop: Shop, client: txmq.Client) -> None:
+def test_message_for_no_topic_is_parked_and_others_go_on(
+    shop: Shop, client: txmq.Client, caplog: pytest.LogCaptureFixture
+) -> None:
     with Relay(client, shop.outbox, shop.connect) as relay:
         shop.write(1, "nowhere")
         shop.write(4)
         relay.drain(DRAIN_S)
     parked, _ = run(shop.connection, "SELECT topic, why FROM txmq_outbox_parked")
     assert [tuple(map(str, row)) for row in parked] == [("nowhere", "its topic does not exist")]
+    (told,) = [line for line in said(caplog) if line["event"] == "outbox: messages are parked"]
+    assert (told["topic"], told["why"], told["parked"]) == ("nowhere", "its topic does not exist", 1)
     check(client, shop.committed(first=1))
 
 

@@ -17,7 +17,7 @@ from txmq.outbox.page import BYTES_PER_S, Waiting
 from txmq.outbox.relay_core import PAGE_BYTES, Claim, Locked, Read, RelayRow
 from txmq.outbox.tables import Backlog, OutboxTables
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import get_logger
+from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run, silence_copy
 
@@ -127,6 +127,7 @@ class RelayDatabase:
         self._session: RelaySession | None = None
         self._page_at = self._looked_at = float("-inf")  # when a page was sent last; when parked rows were looked at
         self._log = get_logger(outbox=outbox.name)
+        self._sparingly = Sparingly(self._log, clock)
         self._lease_ms = LEASE_MS
         self.failure: Exception | None = None
         self.parked_for: Collection[int] = ()
@@ -281,4 +282,7 @@ class RelayDatabase:
         crash_point("relay.claim.written")
         connection.commit()
         crash_point("relay.claim.committed")
+        if step.parked:
+            row, why = step.parked[0]
+            self._sparingly.warning("outbox: messages are parked", topic=row.topic, why=why, parked=len(step.parked))
         return True

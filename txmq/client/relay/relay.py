@@ -285,6 +285,8 @@ class Relay:
                 self._nothing_waits()
             self._rest(_HELD_S)
             return
+        if why is Why.BROKER and self._failures == 0:
+            self._log.warning("outbox's broker away", error=repr(self._broker.problem))
         self._rest(_AWAY_S.after(self._failures))
         self._failures += 1
 
