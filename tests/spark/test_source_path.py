@@ -13,7 +13,7 @@ import pytest
 from crc32c import crc32c
 
 import txmq
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import ConfigError, CorruptRecordError, DataLossError, DirectoryInUseError, StorageError
 from txmq.log import batch, records
@@ -128,7 +128,10 @@ def test_messages_of_a_held_decision_are_not_given_out(broker: BrokerProcess) ->
 
 def decide(client: txmq.Client) -> None:
     """A decision with one message, one of whose branches never completes."""
-    home, buffer = BrokerTransaction(client, client.clock, DEADLINE_S), MessageBuffer(None, lambda _topic: 0)
+    home, buffer = (
+        Conversation(client.routes.any_link(), client.clock, DEADLINE_S),
+        MessageBuffer(None, lambda _topic: 0),
+    )
     home.begin()
     buffer.add("orders", 0, (None, b"held", [], TIME_MS))
     parts = [b for p in home.take_parts(buffer) for b in encode_part(p.topic, p.partition, p.batch, p.keys)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender_pool import SenderPool
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.destination import Address
 from txmq.client.transport.login import Login
 from txmq.client.transport.presence import Presence
@@ -67,7 +67,7 @@ class HomeLink:
         control: the connection for everything but reads.
         reader: the connection for reads.
         senders: the senders of producers.
-        branch_commits: of transactions, which this home has yet to answer.
+        pending_commits: of transactions, which this home has yet to answer.
         clock: for deadlines.
         timeout: seconds for a request that has no timeout of its own.
 
@@ -90,7 +90,7 @@ class HomeLink:
         self._has_quotas = False  # as the broker said when it was last connected to
         self.senders = SenderPool(self._first_sender, self.new_connection, clock, on_unknown_topic, self.sender_type)
         self._presence = Presence(self._answers)
-        self.branch_commits = BranchCommits(clock)
+        self.pending_commits = PendingCommits(clock)
         self._lock = Lock()
         self._closed = False
         watch_forks(self)
@@ -236,5 +236,5 @@ class HomeLink:
     def forked(self) -> None:
         """In a forked child: replace the locks, which threads of the parent may hold."""
         self._lock = Lock()
-        self.branch_commits.forked()
+        self.pending_commits.forked()
         self._presence.forked()

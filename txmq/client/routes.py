@@ -409,9 +409,9 @@ class Routes:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def drain(self, deadline: float) -> None:
-        """Wait for the answers to commits that were written (``branch_commits``)."""
+        """Wait for the answers to commits that were written (``home_part``)."""
         for link in dict.fromkeys([self._first, *self._links.values()]):
-            link.branch_commits.drain(deadline)
+            link.pending_commits.drain(deadline)
 
     def close(self) -> None:
         """Say that the client is done with its sessions, and close the links."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
 from txmq.protocol.branches import encode_branch
@@ -32,14 +32,14 @@ class Desk:
 
     def prepared(self, value: bytes = b"v") -> str:
         """One that waits for the marker row of ``shop``."""
-        home = BrokerTransaction(self.client, self.client.clock, 30.0)
+        home = Conversation(self.client.routes.any_link(), self.client.clock, 30.0)
         home.begin()
         home.submit_prepare(self._parts(home, value), "shop", UUID, "txmq_marker").result()
         return home.txid
 
     def decided(self, value: bytes = b"v") -> str:
         """One that waits for its branches in ``a`` and ``b``."""
-        home = BrokerTransaction(self.client, self.client.clock, 30.0)
+        home = Conversation(self.client.routes.any_link(), self.client.clock, 30.0)
         home.begin()
         branches = encode_branch("a", UUID, DETAILS) + encode_branch("b", OTHER_UUID, DETAILS)
         parts = [b for p in self._parts(home, value) for b in encode_part(p.topic, p.partition, p.batch, p.keys)]
@@ -47,7 +47,7 @@ class Desk:
         self.client.control.call("decide", home.txid, extensions={"branches": 2}, body=body, timeout=TIMEOUT_S)
         return home.txid
 
-    def _parts(self, home: BrokerTransaction, value: bytes) -> list[EncodedPart]:
+    def _parts(self, home: Conversation, value: bytes) -> list[EncodedPart]:
         buffer = MessageBuffer(None, lambda _topic: 0)
         buffer.add("orders", 0, (None, value, [], 1_700_000_000_000))
         return home.take_parts(buffer)
@@ -128,7 +128,7 @@ def test_what_is_decided_is_not_rolled_back(desk: Desk) -> None:
 
 
 def test_never_prepared_id_is_refused_and_not_rolled_back(desk: Desk) -> None:
-    home = BrokerTransaction(desk.client, desk.client.clock, 30.0)
+    home = Conversation(desk.client.routes.any_link(), desk.client.clock, 30.0)
     home.begin()
     for settle in (desk.transactions.commit, desk.transactions.rollback):
         with pytest.raises(UnknownTransactionError, match="nothing was done"):
@@ -137,7 +137,7 @@ def test_never_prepared_id_is_refused_and_not_rolled_back(desk: Desk) -> None:
 
 
 def test_a_fence_makes_never_seen_final(desk: Desk) -> None:
-    home = BrokerTransaction(desk.client, desk.client.clock, 30.0)
+    home = Conversation(desk.client.routes.any_link(), desk.client.clock, 30.0)
     home.begin()
     assert desk.transactions.fence(home.txid) is txmq.Outcome.ROLLED_BACK
     assert desk.transactions.outcome(home.txid) is txmq.Outcome.ROLLED_BACK

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import txmq
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -47,7 +47,7 @@ def _ids(broker: BrokerProcess) -> dict[str, int]:
 
 def _prepare(client: txmq.Client) -> str:
     """A transaction of one message that waits for its database."""
-    there = BrokerTransaction(client, client.clock, 30.0)
+    there = Conversation(client.routes.any_link(), client.clock, 30.0)
     there.begin()
     buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("orders", 0, (None, b"prepared", [], 1_700_000_000_000))

@@ -17,7 +17,7 @@ import txmq.aio
 from tests.logged import said
 from tests.services.consumer.retrying import NOW
 from txmq.client.admin.users import Users
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.errors import TransactionConflictError, UnauthenticatedError
 from txmq.protocol.branches import encode_branch
 from txmq.testing.eventually import eventually
@@ -236,7 +236,7 @@ def test_user_who_settles_fences_for_one_database(guarded: Guarded, monkeypatch:
         shop.control.call("decide", txid, extensions={"branches": 1}, body=[branch], timeout=60.0)
 
     with txmq.connect(guarded.address) as shop:
-        home = BrokerTransaction(shop, shop.clock, 30.0)
+        home = Conversation(shop.routes.any_link(), shop.clock, 30.0)
         home.begin()
         txid = home.txid
         assert b"who may settle for a database adds --resource" in fenced().stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
     BadRequestError,
@@ -28,7 +28,7 @@ class Deal:
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self.home = BrokerTransaction(client, client.clock, 30.0)
+        self.home = Conversation(client.routes.any_link(), client.clock, 30.0)
         self.home.begin()
         self.control, self.txid = client.control, self.home.txid
 
@@ -38,6 +38,10 @@ class Deal:
         for value in values:
             buffer.add(topic, 0, (b"k", value, [], 1_700_000_000_000))
         return self.home.take_parts(buffer)
+
+    def stream(self, value: bytes) -> None:
+        """Send a message ahead."""
+        self.home.stream(self.parts(value))
 
     def prepare(self, *values: bytes) -> None:
         """Prepare them."""
@@ -179,14 +183,14 @@ def test_a_deadline_that_has_passed_is_not_prepared(client: Any) -> None:
 
 
 def test_streamed_parts_are_stated_by_the_decision(deal: Deal) -> None:
-    deal.home.stream(deal.parts(b"1"))
-    deal.home.stream(deal.parts(b"2"))
+    deal.stream(b"1")
+    deal.stream(b"2")
     assert deal.outcome() == ("unknown", 0)
     assert len(deal.home.commit_local([])) == 2
 
 
 def test_streamed_parts_stated_otherwise_are_refused(deal: Deal) -> None:
-    deal.home.stream(deal.parts(b"1"))
+    deal.stream(b"1")
     deal.home.streamed.add(b"more")
     with pytest.raises(TransactionConflictError):
         deal.home.commit_local([])
@@ -195,7 +199,7 @@ def test_streamed_parts_stated_otherwise_are_refused(deal: Deal) -> None:
 
 
 def test_streamed_parts_are_prepared_as_well(deal: Deal) -> None:
-    deal.home.stream(deal.parts(b"1"))
+    deal.stream(b"1")
     deal.home.submit_prepare([], "orders-db", UUID, "txmq_marker").result()
     assert deal.outcome() == ("prepared", 0)
     assert len(deal.commit_prepared()) == 1
@@ -263,7 +267,7 @@ def test_complete_of_an_unseen_transaction_or_no_branch_is_refused(deal: Deal) -
 
 
 def test_streamed_parts_are_decided_as_well(deal: Deal) -> None:
-    deal.home.stream(deal.parts(b"1"))
+    deal.stream(b"1")
     deal.home.streamed.add(b"more")
     with pytest.raises(TransactionConflictError):
         deal.decide()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from txmq.client.transaction.broker_side import BrokerTransaction, Extensions
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.conversation import Conversation, Extensions
+from txmq.client.transaction.home_part import HomePart
+from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.errors import TransactionConflictError
@@ -22,18 +23,18 @@ _numbers = count(1)
 
 def deadline_ms(client: Any, seconds: float) -> int:
     """A deadline by the broker's clock."""
-    home = BrokerTransaction(client, client.clock, seconds)
+    home = Conversation(client.routes.any_link(), client.clock, seconds)
     home.begin()
     return home.deadline_ms
 
 
-def prepared(client: Any, kind: str, **given: Any) -> RoutedTransaction:
-    home = RoutedTransaction(client, client.clock, 30.0)
+def prepared(client: Any, kind: str, **given: Any) -> HomePart:
+    homes = TransactionHomes(client, client.clock, 30.0)
     buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("orders", 0, (b"k", b"v", [], 1_700_000_000_000))
     words: Extensions = dict(given)
-    prepare(home, kind, words, buffer)
-    return home
+    prepare(homes, kind, words, buffer)
+    return homes.decider
 
 
 def due(client: Any, group: str) -> list[DueHalf]:

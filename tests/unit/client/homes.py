@@ -19,7 +19,7 @@ from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.reading import Fetcher
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.destination import Address
 from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -200,7 +200,7 @@ class SilentLink(HomeLink):
         self.is_silent = True
 
 
-class OpenCommits(BranchCommits):
+class OpenCommits(PendingCommits):
     """Commits of transactions over homes that a home has not answered yet.
 
     Attributes:

@@ -13,7 +13,7 @@ from txmq.runtime import threads
 
 @pytest.fixture
 def commits(broker: ScriptedBroker, client: Client) -> OpenCommits:
-    made = client.routes.any_link().branch_commits = OpenCommits(broker.clock)
+    made = client.routes.any_link().pending_commits = OpenCommits(broker.clock)
     return made
 
 

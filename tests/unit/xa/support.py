@@ -136,7 +136,7 @@ class LastResourceFixture:
         """Everything works again, the owner has gone; resolve what is left."""
         self.home.faults.clear()
         self.home.owner_connected = False
-        self.home.branch_commits.settle()
+        self.home.pending_commits.settle()
         resolver = Resolver(self.home, [self.resource])
         resolver.run_once()
         resolver.close()

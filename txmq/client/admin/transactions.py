@@ -134,7 +134,7 @@ class Transactions:
         known = link.known_outcome(TxId.parse(text))
         if known is not None:
             return known
-        if link.branch_commits.has_decided(text):
+        if link.pending_commits.has_decided(text):
             return Outcome.COMMITTED  # its database has decided, and the broker is being told
         word, _ = self._ask(text)
         if word == "rolled-back" and self._is_hazard(text):

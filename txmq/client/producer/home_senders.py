@@ -13,8 +13,8 @@ nothing of them was stored. A queue without batches follows the new topic as soo
 *A home that is away.* Messages that choose their partition in turn leave it: new ones pass it over, and those that were
 never written to a socket are given to partitions of other homes. All others wait for their home.
 
-*Transactions.* A commit may be on its way when its block has ended (``branch_commits``). To a lone broker a message for
-the same partition waits for the answer. Over homes a message with a key does, so that it does not pass one of that key.
+*Transactions.* A commit may be on its way when its block has ended (``home_part``). To a lone broker a message
+for the same partition waits for the answer. Over homes one with a key does, so that it passes none of that key.
 
 Invariants:
     * A batch that was ever given to a connection keeps its partition.
@@ -36,7 +36,7 @@ from txmq.client.producer.completion import Completion, unsent
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender import LEFTOVERS_POLL_S, Sender
 from txmq.client.producer.sender_pool import SenderPool
-from txmq.client.transaction.branch_commits import BranchCommits, BranchHome
+from txmq.client.transaction.home_part import PendingCommits, TransactionHome
 from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import (
     BrokerAwayError,
@@ -53,7 +53,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, sheltered, watch_forks
 
 
-class SendingLink(BranchHome, HomeBroker, Protocol):
+class SendingLink(TransactionHome, HomeBroker, Protocol):
     """The client's side of one home, as producers use it."""
 
     @property
@@ -121,7 +121,7 @@ class HomeSenders:
     def __init__(self, client: SendingClient, limits: ProducerLimits) -> None:
         self._client, self._limits = client, limits
         self.lone: HomeSender | None = None  # the sender to a lone broker, once there is one
-        self._lone_commits: BranchCommits | None = None
+        self._lone_commits: PendingCommits | None = None
         self._of_links: dict[SendingLink, HomeSender] = {}
         self._destinations: dict[TopicPartition, _Destination] = {}
         self._rotations: dict[str, _Rotation] = {}
@@ -147,7 +147,7 @@ class HomeSenders:
             self.lone = None
         elif self.lone is None:
             link = self._client.routes.any_link()
-            self._lone_commits, self.lone = link.branch_commits, self._sender_of(link)
+            self._lone_commits, self.lone = link.pending_commits, self._sender_of(link)
         return self.lone
 
     def let_commits_pass(self, topic: str, partition: int, deadline: float) -> None:
@@ -194,10 +194,10 @@ class HomeSenders:
         """The sender of a partition, once no message of the key is on its way there in a transaction."""
         destination = self._destination_of(topic, partition)
         if key is not None:
-            self._await_commits(destination.link.branch_commits, (topic, partition), deadline)
+            self._await_commits(destination.link.pending_commits, (topic, partition), deadline)
         return destination.sender
 
-    def _await_commits(self, commits: BranchCommits, slot: TopicPartition, deadline: float) -> None:
+    def _await_commits(self, commits: PendingCommits, slot: TopicPartition, deadline: float) -> None:
         if commits:
             try:
                 commits.wait(slot, deadline)
@@ -232,7 +232,7 @@ class HomeSenders:
 
     def add(
         self, topic: str, partition: int, content: bytearray, size: int, deadline: float, *, is_movable: bool,
-        owing: set[BranchCommits],
+        owing: set[PendingCommits],
     ) -> Completion:  # fmt: skip
         """Send an encoded batch in the background; its one future tells its end. It has keys unless it is movable.
 
@@ -241,15 +241,15 @@ class HomeSenders:
         """
         self._wait_for_room(len(content), deadline)
         destination = self._destination_of(topic, partition)
-        if not is_movable and destination.link.branch_commits:
-            error = self._vain_wait(destination.link.branch_commits, (topic, partition), deadline, owing)
+        if not is_movable and destination.link.pending_commits:
+            error = self._vain_wait(destination.link.pending_commits, (topic, partition), deadline, owing)
             if error is not None:
                 return unsent(topic, partition, size, error)
         return destination.sender.add_async(topic, partition, content, size, deadline, is_movable)
 
     def add_to_lone(
         self, lone: Sender, topic: str, partition: int, content: bytearray, size: int, deadline: float,
-        owing: set[BranchCommits],
+        owing: set[PendingCommits],
     ) -> Completion:  # fmt: skip
         """As ``add``, to a lone broker; ``lone.drive`` waits for it."""
         if self._lone_commits:
@@ -259,7 +259,7 @@ class HomeSenders:
         return lone.add(topic, partition, content, size, deadline)
 
     def _vain_wait(
-        self, commits: BranchCommits, slot: TopicPartition, deadline: float, owing: set[BranchCommits]
+        self, commits: PendingCommits, slot: TopicPartition, deadline: float, owing: set[PendingCommits]
     ) -> BrokerAwayError | None:
         """Wait for commits; the error if that was in vain."""
         try:

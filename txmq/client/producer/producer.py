@@ -29,9 +29,9 @@ from txmq.client.producer.headers import Content, checked_content
 from txmq.client.producer.home_senders import HomeSenders, SendingClient
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import BlockClient, Transaction
-from txmq.client.transaction.branch_commits import BranchCommits
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
 from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.client.transport.ports import TopicDirectory
 from txmq.client.transport.reconnecting import ReconnectingConnection
@@ -241,7 +241,7 @@ class Producer:
         """As ``send_many``, of messages that join no transaction."""
         lone = self._senders.open_lone()
         slices: list[Slice] = []
-        owing: set[BranchCommits] = set()
+        owing: set[PendingCommits] = set()
         try:
             for part in bulk.cut(pairs):
                 slices.append(self._send_slice(lone, topic, part, timeout, owing))
@@ -259,7 +259,7 @@ class Producer:
         return SendResults(slices, len(pairs))
 
     def _send_slice(
-        self, lone: Sender | None, topic: str, pairs: Sequence[Pair], timeout: float | None, owing: set[BranchCommits]
+        self, lone: Sender | None, topic: str, pairs: Sequence[Pair], timeout: float | None, owing: set[PendingCommits]
     ) -> Slice:
         now_ms = self.client.clock.now_ms()
         assigned = Slice(self._assign(topic, pairs, now_ms, timeout, has_many=lone is None))
@@ -277,7 +277,7 @@ class Producer:
 
     def _add_to_home(
         self, topic: str, partition: int, content: bytearray, size: int, timeout: float | None,
-        owing: set[BranchCommits],
+        owing: set[PendingCommits],
     ) -> Completion:  # fmt: skip
         is_in_turn = partition == bulk.IN_TURN
         where = self._next_partition(topic) if is_in_turn else partition

@@ -9,11 +9,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.home_part import HomePart
+from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.outbox.page import BYTES_PER_S
@@ -24,7 +25,39 @@ from txmq.xa.two_phase.coordinator import BranchState
 TIMEOUT_S: Final = 5.0
 
 
-class PageTransaction(RoutedTransaction):
+class PagePart(HomePart):
+    """The part at the home that decides: of the relay's own session, which has no other transactions."""
+
+    def __init__(self, client: Any, anchor: Any, connection: ReconnectingConnection, session: Any) -> None:
+        super().__init__(anchor, client.clock, TIMEOUT_S)
+        self._control, self._session, self._is_attached = connection, session, True
+        self.begin()
+
+    def decide(self, stated: dict[str, str | int], others: Sequence[str]) -> None:
+        """Send the decision, once.
+
+        Args:
+            stated: what it says of the outbox.
+            others: the ids of the parts at other homes, which are prepared.
+
+        Raises:
+            TxmqError: refused, or not answered.
+        """
+        fields = stated | self._floor() | self._fields()
+        if others:
+            fields["homes"] = ",".join(others)
+        body = self.encoded(self.parts)
+        answer = self._control.submit_transaction(f"commit {self.txid}", fields, body, self.deadline)
+        crash_point("relay.page.sent")
+        answer.result()
+        crash_point("relay.page.taken")
+
+    def _floor(self) -> dict[str, int]:
+        """All before it: a claim gives way to the next one only when its end is known, and told by the relay row."""
+        return {"floor": self._counter - 1} if self._counter > 1 else {}
+
+
+class PageTransaction(TransactionHomes):
     """See the module's docstring.
 
     Args:
@@ -33,10 +66,13 @@ class PageTransaction(RoutedTransaction):
     """
 
     def __init__(self, client: Any, anchor: Any, connection: ReconnectingConnection, session: Any) -> None:
-        super().__init__(client, client.clock, TIMEOUT_S)
-        self.home, self.commits, self._control = anchor, anchor.branch_commits, connection
-        self._session, self._is_attached = session, True
-        self.begin()
+        self.page = PagePart(client, anchor, connection, session)
+        super().__init__(client, client.clock, TIMEOUT_S, self.page)
+
+    @property
+    def txid(self) -> str:
+        """The page's id."""
+        return self.page.txid
 
     def send(self, messages: MessageBuffer, stated: dict[str, str | int], on_part: Callable[[], None]) -> None:
         """Prepare, stream, decide.
@@ -48,47 +84,37 @@ class PageTransaction(RoutedTransaction):
         Raises:
             TxmqError: refused, or not answered.
         """
-        self.on_part = partial(_part_was_sent, on_part)
-        self.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / BYTES_PER_S
+        page = self.page
+        page.on_part = partial(_part_was_sent, on_part)
+        page.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / BYTES_PER_S
         if not self._routes.is_lone:
             for home in self.owners(messages):
-                if home is not self.home:
+                if home is not page.home:
                     home.look()
-        self.find_homes(messages)
-        parts = self.take_parts(messages, keyed=False)
-        homes = self.prepare_branches()
+        self.find(messages)
+        self.take(messages, keyed=False)
+        others = self.prepare_others()
         crash_point("relay.page.prepared")
-        if not self.fits_one_request(parts):
-            super(RoutedTransaction, self).stream(parts)  # what is for other homes has gone there
-            parts = []
-        fields = stated | self._floor() | self._fields()
-        if homes:
-            fields["homes"] = ",".join(homes)
-        answer = self._control.submit_transaction(f"commit {self.txid}", fields, self.encoded(parts), self.deadline)
-        crash_point("relay.page.sent")
-        answer.result()
-        crash_point("relay.page.taken")
+        if not page.fits_one_request(page.parts):
+            page.send_ahead()  # what is for other homes has gone there
+        page.decide(stated, others)
 
     def settle(self, told: Told) -> None:
         """Tell the other homes what became of it; what is not known for certain they find out by themselves."""
         if told is Told.COMMITTED:
-            self.commit_branches()
+            self.commit_others()
         elif told is Told.ROLLED_BACK:
-            self.roll_back_branches()
-        for branch in self.branches:
-            branch.leave()
-            branch.close()
+            self.roll_back_others()
+        for part in self.others:
+            part.leave()
+            part.close()
 
     def note_silence(self) -> None:
         """Homes that have not answered are away until they do."""
-        for branch in self.branches:
-            if branch.state is BranchState.PREPARING:
-                home: Any = branch.home
+        for part in self.others:
+            if part.state is BranchState.PREPARING:
+                home: Any = part.home
                 home.was_silent()
-
-    def _floor(self) -> dict[str, int]:
-        """All before it: a claim gives way to the next one only when its end is known, and told by the relay row."""
-        return {"floor": self._counter - 1} if self._counter > 1 else {}
 
 
 def _part_was_sent(on_part: Callable[[], None]) -> None:

@@ -35,8 +35,8 @@ from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_homes import HomesClient, SpoolHome, SpoolHomes
-from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.current import refuse_enclosed
+from txmq.client.transaction.home_part import TransactionClient
 from txmq.client.transport.ports import Log
 from txmq.client.transport.reconnecting import END_S_MAX
 from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
@@ -103,7 +103,7 @@ class OrderedOptions:
 ORDERED_DEFAULTS = OrderedOptions()
 
 
-class SpoolClient(HomesClient, BranchClient, Log, Reader, Protocol):
+class SpoolClient(HomesClient, TransactionClient, Log, Reader, Protocol):
     """A client, as ordered producers use it."""
 
 

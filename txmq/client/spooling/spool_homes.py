@@ -20,7 +20,7 @@ from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import SpoolIdentity
-from txmq.client.transaction.branch_commits import BranchHome
+from txmq.client.transaction.home_part import TransactionHome
 from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import RequestTimeoutError
 from txmq.model import TopicPartition
@@ -30,7 +30,7 @@ from txmq.runtime.threads import Lock, Signal, watch_forks
 ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
 
 
-class SpoolLink(BranchHome, HomeBroker, Protocol):
+class SpoolLink(TransactionHome, HomeBroker, Protocol):
     """The client's side of one home, as ordered producers use it."""
 
     @property
@@ -83,7 +83,7 @@ class SpoolHome:
 
     def __init__(self, link: SpoolLink, sessions: Sessions, sender: OrderedSender) -> None:
         self._link, self.sessions, self.sender = link, sessions, sender
-        self.commits = link.branch_commits
+        self.commits = link.pending_commits
         self.wake, self.stopped = Signal(), Signal()
 
     @property

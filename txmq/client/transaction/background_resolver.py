@@ -1,7 +1,7 @@
 """The resolver's thread: one in every client that has resources, started by its first transaction with one.
 
 It also takes the answers to commits that nobody waits for, and tells homes of decisions that could not be told at the
-end of the block (``branch_commits``).
+end of the block (``home_part``).
 
 It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
 fork.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.ports import RoutedBroker
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
@@ -35,7 +35,7 @@ class BackgroundResolver:
     def __init__(self, client: RoutedBroker) -> None:
         self._resolver, self._client = Resolver(client, []), client
         self._added: dict[LastResource | XAResource, int] = {}  # and by which process
-        self._untold: dict[BranchCommits, None] = {}
+        self._untold: dict[PendingCommits, None] = {}
         self._of_parents: list[Resolver] = []
         self._signal = Signal()
         self._lock = Lock()
@@ -53,7 +53,7 @@ class BackgroundResolver:
         self._resolver.add(resource)
         self._added[resource] = process
 
-    def tell(self, commits: BranchCommits) -> None:
+    def tell(self, commits: PendingCommits) -> None:
         """Tell a home of decisions, until it has answered; starts the thread."""
         if commits not in self._untold:
             self._untold[commits] = None

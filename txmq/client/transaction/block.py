@@ -3,8 +3,8 @@
 Theory of operation. ``tx.send`` adds a message; ``producer.send`` finds the block that it stands in (``current``).
 Messages are kept here (``messages``) and go out with the decision, or ahead of it once they no longer fit one
 request. The block has one of three endings (``ending``): a local transaction is decided by the broker
-(``local_block``), one with a last resource by its database (``last_resource.block``), one with XA resources by the
-broker when all of them are prepared (``xa.block``). An exception in the body rolls back and goes on unchanged.
+(``local_ending``), one with a last resource by its database (``last_resource_ending``), one with XA resources by the
+broker when all of them are prepared (``two_phase_ending``). An exception in the body rolls back and goes on unchanged.
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
@@ -27,16 +27,15 @@ from typing import Any, Literal, Protocol
 from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.background_resolver import ResolvingClient, resolver_of
-from txmq.client.transaction.branch_commits import BranchClient
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
-from txmq.client.transaction.ending import BlockEnding
-from txmq.client.transaction.homes import RoutedTransaction
-from txmq.client.transaction.last_resource.block import LastResourceBlock
-from txmq.client.transaction.local_block import LocalBlock
+from txmq.client.transaction.ending import Ending
+from txmq.client.transaction.home_part import TransactionClient
+from txmq.client.transaction.homes import TransactionHomes
+from txmq.client.transaction.last_resource_ending import LastResourceEnding
+from txmq.client.transaction.local_ending import LocalEnding
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.preparing import attach_for_caller
 from txmq.client.transaction.refusals import rolled_back
-from txmq.client.transaction.xa.block import XABlock
+from txmq.client.transaction.two_phase_ending import TwoPhaseEnding
 from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
     HeuristicError,
@@ -62,7 +61,7 @@ _UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
 _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
 
 
-class BlockClient(BranchClient, ResolvingClient, Protocol):
+class BlockClient(TransactionClient, ResolvingClient, Protocol):
     """A client, as its transaction blocks use it."""
 
 
@@ -95,8 +94,8 @@ class Transaction:
         self._timeout = timeout
         self._clock: Clock = client.clock
         self._messages = MessageBuffer(compression, client.routes.topic_id)
-        self._broker: RoutedTransaction | None = None
-        self._ending: BlockEnding | None = None
+        self._homes: TransactionHomes | None = None
+        self._ending: Ending | None = None
         self._failure: RolledBackError | None = None  # a part sent ahead failed: the block cannot commit any more
         self._entered: Entered | None = None
         self._lock = Lock()
@@ -132,12 +131,12 @@ class Transaction:
             RolledBackError: the transaction outgrew one request, and the broker refused a part sent ahead.
         """
         with self._lock:
-            broker = self._require_open()
+            homes = self._require_open()
             if self._savepoint is not None:
                 self._require_in_savepoint()
             result = self._messages.add(topic, partition, (key, value, headers, timestamp_ms))
             if self._messages.size_bytes > _STREAM_AT_BYTES:
-                self._stream(broker)
+                self._stream(homes)
         return result
 
     def ack(self, message: Message) -> None:
@@ -159,9 +158,10 @@ class Transaction:
         if self._savepoint is not None:
             raise TransactionStateError("an offset cannot be taken back: acknowledge outside of the savepoint")
         with self._lock:
-            broker = self._require_open()
+            homes = self._require_open()
             assert self._ending is not None
-            broker.acks = self._acks = self._acks or TransactionAcks(self.client, self._ending.gather_results)
+            self._acks = self._acks or TransactionAcks(self.client, self._ending.gather_results)
+            homes.save(self._acks)
             self._acks.add(message)
 
     def connection(self, resource: LastResource | XAResource) -> Any:
@@ -238,19 +238,19 @@ class Transaction:
     @property
     def txid(self) -> str:
         """The transaction's id; taken from the broker's session when first asked for."""
-        if self._broker is None:
+        if self._homes is None:
             raise TransactionStateError("the transaction has not begun: use it as a context manager")
-        self._broker.begin()
-        return self._broker.txid
+        self._homes.decider.begin()
+        return self._homes.decider.txid
 
     @property
     def txid_or_none(self) -> str | None:
         """The transaction's id, if it has one yet."""
-        return None if self._broker is None else self._broker.txid_or_none
+        return None if self._homes is None else self._homes.decider.txid_or_none
 
     def attach(self) -> None:
         """Have a session, so that ``txid`` waits for nothing. Raises RolledBackError if the broker gives none."""
-        attach_for_caller(self._require_open())
+        self._require_open().decider.attach_for_caller()
 
     @property
     def pending(self) -> tuple[str, ...]:
@@ -321,12 +321,12 @@ class Transaction:
             raise TransactionStateError("a transaction is for one block: make another one")
         if current_transaction() is not None:
             raise TransactionStateError("this block stands inside another transaction block: blocks do not nest")
-        broker = RoutedTransaction(self.client, self._clock, self._timeout)
+        homes = TransactionHomes(self.client, self._clock, self._timeout)
         if self._resource is None:
-            broker.reach()
-        ending = self._ending_of(broker)
+            homes.decider.reach()
+        ending = self._ending_of(homes)
         ending.begin()
-        self._ending, self._broker, self._state, self._process = ending, broker, "open", current_process()
+        self._ending, self._homes, self._state, self._process = ending, homes, "open", current_process()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -343,11 +343,11 @@ class Transaction:
 
     def _end_if_interrupted_before(self, interrupt: BaseException) -> None:
         """Roll back if nothing of the end has begun: a signal's handler may raise anywhere."""
-        broker, ending = self._broker, self._ending
-        if broker is not None and ending is not None and not ending.has_begun and not self._is_parents:
-            self._end(broker, interrupt)
+        homes, ending = self._homes, self._ending
+        if homes is not None and ending is not None and not ending.has_begun and not self._is_parents:
+            self._end(homes, interrupt)
 
-    def _end(self, broker: RoutedTransaction, body_error: BaseException | None) -> None:
+    def _end(self, homes: TransactionHomes, body_error: BaseException | None) -> None:
         ending = self._ending
         in_broker: Outcome | None = _UNKNOWN
         assert ending is not None
@@ -359,9 +359,9 @@ class Transaction:
         finally:
             if ending.has_begun and in_broker is not None:
                 self._ended_in_broker(in_broker)
-            for branch in broker.branches:
-                if branch.pending is not None:
-                    resolver_of(self.client).tell(branch.commits)
+            for part in homes.others:
+                if part.is_pending:
+                    resolver_of(self.client).tell(part.commits)
         if body_error is not None:  # it goes on, unchanged
             if isinstance(problem, HeuristicError):
                 body_error.add_note(str(problem))
@@ -372,8 +372,8 @@ class Transaction:
             raise problem
 
     def _ended_in_broker(self, outcome: Outcome) -> None:
-        if self._acks is not None and self._broker is not None:
-            self._acks.ended(outcome, self._broker.txid_or_none)
+        if self._acks is not None and self._homes is not None:
+            self._acks.ended(outcome, self._homes.decider.txid_or_none)
 
     def leave_contexts(self) -> None:
         """No message joins any more that does not name the block."""
@@ -393,36 +393,37 @@ class Transaction:
         note_use(entered)
         return entered
 
-    def _require_open(self) -> RoutedTransaction:
-        if self._state != "open" or self._broker is None:
+    def _require_open(self) -> TransactionHomes:
+        if self._state != "open" or self._homes is None:
             word = "has not begun" if self._state == "new" else "is over"
             raise TransactionStateError(f"the transaction {word}: use it inside its with block")
         if self._process != current_process():
             raise TransactionStateError("the block is that of the process which this one was forked from")
-        return self._broker
+        return self._homes
 
     @property
     def _is_parents(self) -> bool:
         return self._process not in (0, current_process())
 
-    def _ending_of(self, broker: RoutedTransaction) -> BlockEnding:
+    def _ending_of(self, homes: TransactionHomes) -> Ending:
         if self._resource is not None:
             resolver = resolver_of(self.client)
-            return LastResourceBlock(broker, self._resource, self._messages, resolver, self._ended_in_broker)
+            return LastResourceEnding(homes, self._resource, self._messages, resolver, self._ended_in_broker)
         if self._xa_resources:
-            return XABlock(broker, self._xa_resources, self._messages, resolver_of(self.client))
-        return LocalBlock(broker, self._messages)
+            return TwoPhaseEnding(homes, self._messages, self._xa_resources, resolver_of(self.client))
+        return LocalEnding(homes, self._messages)
 
-    def _stream(self, broker: RoutedTransaction) -> None:
+    def _stream(self, homes: TransactionHomes) -> None:
         if self._failure is not None:
             raise anew(self._failure)
         self._failure = RolledBackError("sending messages ahead was interrupted")
         try:
             assert self._ending is not None
             self._ending.parts_streamed()
-            broker.begin()
-            broker.stream(broker.take_parts(self._messages))
+            homes.decider.begin()
+            homes.take(self._messages)
+            homes.stream()
         except TxmqError as error:
-            self._failure = rolled_back(error, broker.txid_or_none)
+            self._failure = rolled_back(error, homes.decider.txid_or_none)
             raise anew(self._failure) from self._failure.__cause__
         self._failure = None

@@ -1,18 +1,36 @@
-"""The three endings of a transaction block, in one shape: ``local_block``, ``last_resource.block``, ``xa.block``."""
+"""The end of a transaction block: its shape, and how the orders of a coordinator are carried out.
+
+A block has one of three endings: ``local_ending.py`` (the broker decides), ``last_resource_ending.py`` (a database
+decides), ``two_phase_ending.py`` (the broker decides when all databases have prepared). The last two feed events to a
+coordinator and carry out what it asks for (``CoordinatedEnding``). Every effect becomes at most one event, whatever is
+raised meanwhile: a driver's error, the broker's refusal, a lost connection, Ctrl-C. The first error that led away from
+the commit is kept for the caller.
+
+Invariant: nothing is decided here. Which effect follows which event stands in the coordinator's table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+import enum
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from txmq.client.transaction.branch_commits import BranchCommits
-from txmq.errors import RolledBackError, TransactionError, TransactionStateError
+from txmq.client.transaction.homes import TransactionHomes
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.errors import RolledBackError, TransactionError, TransactionStateError, anew
 from txmq.model import Outcome
-from txmq.xa.broker_port import Answer
-from txmq.xa.database.hazard import Hazard
+from txmq.protocol.parts import PartResult
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.xa.coordinator import Coordinator
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+Effect = TypeVar("Effect", bound=enum.Enum)
 
 
-class Ending(NamedTuple):
+class Ended(NamedTuple):
     """How a block ended.
 
     Attributes:
@@ -28,7 +46,7 @@ class Ending(NamedTuple):
     interrupt: BaseException | None = None
 
 
-class BlockEnding(Protocol):
+class Ending(Protocol):
     """How a block ends; made when the block is entered."""
 
     @property
@@ -71,7 +89,7 @@ class BlockEnding(Protocol):
             HeuristicError: a home had given its messages up before.
         """
 
-    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ending:
+    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ended:
         """Commit, or undo everything.
 
         Args:
@@ -83,26 +101,90 @@ class BlockEnding(Protocol):
         """
 
 
-class BlockResolver(Protocol):
-    """The client's resolver, as a block sees it."""
+class Body(Protocol):
+    """A branch while the body of the block uses it."""
 
-    def add(self, resource: Any) -> None:
-        """Resolve for this resource, too."""
+    def end_body(self) -> None:
+        """Take the connection from the body; raises if the transaction cannot commit any more."""
 
-    def wake(self) -> None:
-        """Look at once: a transaction was left in doubt."""
 
-    def tell(self, commits: BranchCommits) -> None:
-        """Tell a home of decisions, until it has answered."""
+class CoordinatedEnding(ABC, Generic[State, Event, Effect]):
+    """See the module's docstring.
 
-    def report(self, hazard: Hazard, on_reported: Callable[[], None]) -> None:
-        """Report a hazard until the broker keeps it, then call ``on_reported``."""
+    Attributes:
+        error: the first that led away from the commit, to be raised in the caller.
+        interrupt: KeyboardInterrupt and the like that came meanwhile; to be raised when all is done.
+        lines: where the messages went; None before the broker has answered.
+        has_begun: ``run`` was called; from then on nothing that is raised keeps it from its end.
+    """
 
-    def completed(self, resource: Any, txid: str, answer: Answer) -> None:
-        """Take the request of a ``complete``: when it is answered, the branch's marker may go."""
+    def __init__(
+        self, homes: TransactionHomes, messages: MessageBuffer, coordinator: Coordinator[State, Event, Effect],
+        interrupted: Event,
+    ) -> None:  # fmt: skip
+        self._homes, self._decider, self._messages = homes, homes.decider, messages
+        self.coordinator = coordinator
+        self._interrupted = interrupted
+        self.error: TransactionError | None = None
+        self.interrupt: BaseException | None = None
+        self.lines: list[PartResult] | None = None
+        self.has_begun = False
 
-    def watch(self, resource: Any, txid: str, on_resolved: Callable[[], None]) -> None:
-        """Call ``on_resolved`` when nothing of a transaction is in doubt in this resource any more."""
+    def is_body_sound(self, branches: Sequence[Body], failure: RolledBackError | None, uuid: str = "") -> bool:
+        """Take the connections from the body. Returns whether the transaction can be committed.
+
+        Args:
+            failure: the refusal of a part that was sent ahead.
+            uuid: of the last resource that decides.
+        """
+        try:
+            for branch in branches:
+                branch.end_body()
+            self._decider.check_deadline()
+            self._homes.find(self._messages)
+            self._homes.let_pass(self._messages, uuid)
+            self._decider.reach()  # prepared rows stay locked until the broker has answered
+            if failure is not None:
+                raise anew(failure)
+            self._decider.begin_for_caller()
+        except TransactionError as error:
+            self.error = error
+        except BaseException as interrupt:  # noqa: BLE001  raised again when the transaction is undone
+            self.interrupt = interrupt
+        else:
+            return True
+        return False
+
+    def run(self, event: Event) -> State:
+        """Feed an event, and carry out what follows until the end."""
+        coordinator = self.coordinator
+        effects: deque[Effect] = deque()
+        found: Event | None = event
+        self.has_begun = True
+        while True:
+            try:
+                while True:  # a loop within: an interrupt may come where it begins again, too
+                    if found is not None:
+                        step, found = found, None
+                        effects = deque(coordinator.step(step))  # those of the step before that are left are dropped
+                    if not effects:
+                        break
+                    found = self._carry_out(effects.popleft())
+                break
+            except (SimulatedCrash, TransactionStateError):
+                raise
+            except BaseException as interrupt:  # noqa: BLE001  raised again by the caller, when all is done
+                if self.interrupt is None:
+                    self.interrupt = interrupt
+                effects.clear()
+                found = None if coordinator.is_over else self._interrupted
+        if self.lines is not None:
+            self._messages.place(self.lines)
+        return coordinator.state
+
+    @abstractmethod
+    def _carry_out(self, effect: Effect) -> Event | None:
+        """Do it; the event that came of it, or None if that is only known later."""
 
 
 def no_part(resource: Any) -> TransactionStateError:

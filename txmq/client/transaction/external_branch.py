@@ -23,8 +23,8 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction.branch_commits import BranchClient
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.home_part import TransactionClient
+from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.errors import (
@@ -110,10 +110,10 @@ class ExternalBranch:
     Thread safety: ``add`` from any thread.
     """
 
-    def __init__(self, client: BranchClient, xid: Xid, timeout_s: float) -> None:
+    def __init__(self, client: TransactionClient, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
-        self.broker = RoutedTransaction(client, client.clock, timeout_s)
+        self.homes = TransactionHomes(client, client.clock, timeout_s)
         self.messages = MessageBuffer(None, client.routes.topic_id)
         self._lock = Lock()
 
@@ -153,19 +153,21 @@ class ExternalBranch:
 
     def renew_deadline(self) -> None:
         """Each call of the transaction manager has the whole timeout."""
-        deadline = self.client.clock.monotonic() + self.broker.timeout_s
-        for broker in (self.broker, *(part.broker for part in self.broker.branches)):
-            broker.deadline = deadline
+        decider = self.homes.decider
+        deadline = self.client.clock.monotonic() + decider.timeout_s
+        for part in (decider, *self.homes.others):
+            part.deadline = deadline
 
     def _stream(self) -> None:
         self.renew_deadline()
         try:
-            self.broker.find_homes(self.messages)
-            self.broker.begin()
-            self.broker.stream(self.broker.take_parts(self.messages, keyed=False))
+            self.homes.find(self.messages)
+            self.homes.decider.begin()
+            self.homes.take(self.messages, keyed=False)
+            self.homes.stream()
         except TxmqError as error:
             self.state = BranchState.ROLLBACK_ONLY
-            raise_rolled_back(error, self.broker.txid_or_none)
+            raise_rolled_back(error, self.homes.decider.txid_or_none)
 
 
 def xid_text(xid: Xid) -> str:

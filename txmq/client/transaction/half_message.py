@@ -22,9 +22,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
-from txmq.client.transaction.branch_commits import BranchClient
-from txmq.client.transaction.broker_side import ROLLBACK_TIMEOUT_S, Extensions
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.conversation import ROLLBACK_TIMEOUT_S, Extensions
+from txmq.client.transaction.home_part import TransactionClient
+from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transaction.refusals import LOST, raise_rolled_back
@@ -82,9 +82,12 @@ class HalfMessage:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: BranchClient, group: ProducerGroup, timeout_s: float, compression: str | None) -> None:
+    def __init__(
+        self, client: TransactionClient, group: ProducerGroup, timeout_s: float, compression: str | None
+    ) -> None:
         self._group = group
-        self._broker = RoutedTransaction(client, client.clock, timeout_s)
+        self._homes = TransactionHomes(client, client.clock, timeout_s)
+        self._broker = self._homes.decider
         self._messages = MessageBuffer(compression, client.routes.topic_id)
         self._record: tuple[str, int, Record] | None = None
         self._lines: list[PartResult] = []
@@ -113,10 +116,10 @@ class HalfMessage:
         self._record = (topic, partition, record)
         self._messages.add(topic, partition, record)
         try:
-            self._broker.find_homes(self._messages)  # one: it is one message
+            self._homes.find(self._messages)  # one: it is one message
             self._broker.begin()
             fields: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
-            prepare(self._broker, "half", fields, self._messages)
+            prepare(self._homes, "half", fields, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             self._withdraw()  # it may be prepared: no checker is to be asked about work that never began
             raise_rolled_back(error, self._broker.txid_or_none)
@@ -125,7 +128,7 @@ class HalfMessage:
                 self._decided = Resolution.ROLLBACK
                 self._leave(Resolution.ROLLBACK)
             else:
-                self._broker.finished()
+                self._homes.finished()
             raise_rolled_back(error, self._broker.txid_or_none)
         except BaseException:
             self._withdraw()
@@ -145,7 +148,7 @@ class HalfMessage:
         In a cluster it may wait for its place behind an earlier transaction of its key; this waits for it.
         """
         if self._messages.results[0].offset is None and self._lines:
-            self._messages.place(self._broker.gather(self._lines, self.home.clock.monotonic() + self.home.timeout))
+            self._messages.place(self._homes.gather(self._lines, self.home.clock.monotonic() + self.home.timeout))
         return self._messages.results[0]
 
     # --- deciding ----------------------------------------------------------------------------------------------------
@@ -220,9 +223,9 @@ class HalfMessage:
         if lines:
             self._lines = lines
             self._messages.place(lines)
-            self._broker.decided(lines)
+            self._homes.decided(lines)
         self.outcome, self.pending = outcome, ()
-        self._broker.finished()
+        self._homes.finished()
 
     def _leave(self, resolution: Resolution) -> None:
         self.pending = ("broker",)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.transaction.broker_side import RETRY_S, BrokerTransaction, Extensions
-from txmq.client.transaction.homes import RoutedTransaction
+from txmq.client.transaction.conversation import RETRY_S, Conversation, Extensions
+from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
-from txmq.client.transaction.preparing import Preparing
 from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker
 from txmq.errors import (
@@ -31,31 +30,29 @@ from txmq.xa.broker_port import Answer
 _PASSING = (*LOST, OverloadedError)
 
 
-def prepare(broker: RoutedTransaction, kind: str, fields: Extensions, messages: MessageBuffer) -> None:
+def prepare(homes: TransactionHomes, kind: str, fields: Extensions, messages: MessageBuffer) -> None:
     """Prepare all messages that were not sent ahead.
 
     Raises:
         TransactionTimeoutError, RequestTimeoutError: the deadline passed; it may be prepared. ConnectionLostError,
-        UnavailableError: the broker is away; ``broker.may_have_arrived`` says if it may be prepared. TxmqError:
+        UnavailableError: the broker is away; ``decider.may_have_arrived`` says if it may be prepared. TxmqError:
         refused, not prepared; parts at other homes may be.
 
     Durability: the messages are in the broker's journal when this returns, and stay until they are decided.
     """
-    broker.find_homes(messages)
-    broker.let_pass(messages)
-    broker.begin()
-    parts = broker.take_parts(messages, keyed=False)
-    if broker.streamed.parts or not broker.fits_one_request(parts):
-        broker.stream(parts)
-        parts = []
-    homes = broker.prepare_branches()
-    if homes:
-        fields = {**fields, "homes": ",".join(homes)}
-    repeat_prepare(broker, kind, fields, parts)
+    homes.find(messages)
+    homes.let_pass(messages)
+    homes.decider.begin()
+    homes.take(messages, keyed=False)
+    homes.stream_if_large()
+    others = homes.prepare_others()
+    if others:
+        fields = {**fields, "homes": ",".join(others)}
+    repeat_prepare(homes.decider, kind, fields, homes.decider.parts)
 
 
 def repeat_prepare(
-    broker: BrokerTransaction,
+    part: Conversation,
     kind: str,
     fields: Extensions,
     parts: Sequence[EncodedPart],
@@ -71,15 +68,15 @@ def repeat_prepare(
     """
 
     def submit() -> Answer:
-        reply = broker.submit_prepare_as(kind, fields, parts)
-        broker.may_have_arrived = True
+        reply = part.submit_prepare_as(kind, fields, parts)
+        part.may_have_arrived = True
         crash_point("client.prepare.sent")
         return reply
 
     try:
-        Preparing(broker, submit, waits_for_room=True, waits_for_broker=waits_for_broker).wait()
+        part.await_prepare(submit, waits_for_room=True, waits_for_broker=waits_for_broker)
     except (SessionFullError, StaleTopicError, NotOwnerError, TransactionConflictError) as error:
-        broker.was_refused(error)
+        part.was_refused(error)
         raise
 
 

@@ -26,8 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from txmq.client.transaction import local_block
-from txmq.client.transaction.branch_commits import BranchClient
+from txmq.client.transaction import local_ending
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
 from txmq.client.transaction.external_branch import (
     BranchState,
@@ -39,6 +38,7 @@ from txmq.client.transaction.external_branch import (
     rolled_back_code,
     xid_text,
 )
+from txmq.client.transaction.home_part import TransactionClient
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker
@@ -81,7 +81,7 @@ class BrokerXAResource:
     Thread safety: any thread; ``end`` belongs to the thread that called ``start``, unless it is suspended.
     """
 
-    def __init__(self, client: BranchClient, timeout: float) -> None:
+    def __init__(self, client: TransactionClient, timeout: float) -> None:
         self._client, self._timeout = client, timeout
         self._branches: dict[Xid, ExternalBranch] = {}
         self._lock = Lock()
@@ -159,12 +159,12 @@ class BrokerXAResource:
             return XACode.XA_RDONLY
         branch.renew_deadline()
         try:
-            prepare(branch.broker, TransactionKind.FOREIGN.value, {"xid": xid_text(branch.xid)}, branch.messages)
+            prepare(branch.homes, TransactionKind.FOREIGN.value, {"xid": xid_text(branch.xid)}, branch.messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
             branch.state = BranchState.IN_DOUBT
             raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
         except TxmqError as error:
-            if branch.broker.may_have_arrived and isinstance(error, LOST):
+            if branch.homes.decider.may_have_arrived and isinstance(error, LOST):
                 branch.state = BranchState.IN_DOUBT
                 raise XAError(XACode.XAER_RMFAIL, f"prepare was not answered: {error}") from error
             self._refused(branch)
@@ -196,8 +196,8 @@ class BrokerXAResource:
         if branch is None:
             self._tell(row, Resolution.COMMIT)
         else:
-            branch.broker.decided(lines)
-            branch.broker.commit_branches()
+            branch.homes.decided(lines)
+            branch.homes.commit_others()
         self._forget(branch)
         return XACode.XA_OK
 
@@ -217,15 +217,15 @@ class BrokerXAResource:
         if branch is not None and branch.state is BranchState.IN_DOUBT:
             # A prepare that was not answered may still arrive: it is fenced by its id.
             with _as_xa():
-                branch.broker.begin()
-            row: Row = {"txid": branch.broker.txid}
+                branch.homes.decider.begin()
+            row: Row = {"txid": branch.homes.decider.txid}
         else:
             row = self._required_row(xid)
         self._resolve(row["txid"], Resolution.ROLLBACK, XACode.XA_HEURCOM)
         if branch is None:
             self._tell(row, Resolution.ROLLBACK)
         else:
-            branch.broker.roll_back_branches()
+            branch.homes.roll_back_others()
         self._forget(branch)
         return XACode.XA_OK
 
@@ -277,11 +277,11 @@ class BrokerXAResource:
         branch.renew_deadline()
         try:
             if branch.messages:
-                branch.broker.find_homes(branch.messages)
-                if branch.broker.branches:
-                    local_block.commit_over_homes(branch.broker, branch.messages)
+                branch.homes.find(branch.messages)
+                if branch.homes.others:
+                    local_ending.commit_over_homes(branch.homes, branch.messages)
                 else:
-                    local_block.commit(branch.broker, branch.messages)
+                    local_ending.commit(branch.homes, branch.messages)
         except RolledBackError as error:
             self._forget(branch)
             raise XAError(rolled_back_code(error), f"rolled back: {error}") from error
@@ -298,14 +298,14 @@ class BrokerXAResource:
         """Make the outcome of a one-phase commit that was not answered final, and return it."""
         branch.renew_deadline()
         with _as_xa():
-            branch.broker.begin()  # a commit that was interrupted may not have begun
+            branch.homes.decider.begin()  # a commit that was interrupted may not have begun
             try:
-                branch.broker.rollback()
+                branch.homes.decider.rollback()
             except TransactionConflictError:
-                branch.broker.commit_branches()
+                branch.homes.commit_others()
                 self._forget(branch)
                 return XACode.XA_OK
-        branch.broker.roll_back_branches()
+        branch.homes.roll_back_others()
         self._forget(branch)
         raise XAError(XACode.XA_RBCOMMFAIL, "the commit never arrived: the branch is rolled back")
 
@@ -351,25 +351,25 @@ class BrokerXAResource:
 
     def _drop(self, branch: ExternalBranch) -> None:
         """End a branch that was never prepared; the broker knows at most parts streamed ahead."""
-        local_block.withdraw(branch.broker)
+        local_ending.withdraw(branch.homes)
         self._forget(branch)
 
     def _refused(self, branch: ExternalBranch) -> None:
         """End a branch whose prepare was refused; parts at other homes may be prepared."""
-        broker = branch.broker
-        if broker.branches and broker.may_have_arrived:
+        homes = branch.homes
+        if homes.others and homes.decider.may_have_arrived:
             try:  # an attempt may have been executed, and committed since by another process
-                broker.rollback()
+                homes.decider.rollback()
             except TxmqError:
-                broker.leave_branches()
+                homes.leave_others()
         self._drop(branch)
 
     def _forget(self, branch: ExternalBranch | None) -> None:
         if branch is not None:
             branch.state = BranchState.ENDED
             self._branches.pop(branch.xid, None)
-            branch.broker.leave_branches()
-            branch.broker.finished()
+            branch.homes.leave_others()
+            branch.homes.finished()
 
     def _row(self, xid: Xid) -> Row | None:
         """The branch, which one home has; any that does not answer may be that one."""

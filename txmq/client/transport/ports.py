@@ -98,7 +98,7 @@ class Broker(Protocol):
 
 
 class OwnCommits(Protocol):
-    """Commits of this client that a home has yet to answer (``client/transaction/branch_commits.py``)."""
+    """Commits of this client that a home has yet to answer (``client/transaction/home_part.py``)."""
 
     def __bool__(self) -> bool:
         """Whether there is any."""
@@ -121,7 +121,7 @@ class HomeBroker(RoutedHome, Protocol):
     """``HomeLink``: the client's side of one home."""
 
     @property
-    def branch_commits(self) -> OwnCommits:
+    def pending_commits(self) -> OwnCommits:
         """Commits that the home has yet to answer."""
 
     @property

@@ -24,10 +24,10 @@ from functools import partial
 from txmq.addresses import without_secret
 from txmq.client.client import Client
 from txmq.client.home_link import HomeLink
-from txmq.client.transaction.broker_side import RETRY_S, BrokerTransaction
+from txmq.client.transaction.conversation import RETRY_S
+from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.homes import HOMES_MAX
 from txmq.client.transaction.messages import EncodedPart
-from txmq.client.transaction.preparing import Preparing
 from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.ports import Broker
 from txmq.client.transport.session import ClientSession
@@ -45,6 +45,7 @@ from txmq.log.batch import checksum
 from txmq.runtime.crashpoints import crash_point
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt, Queries
+from txmq.xa.broker_port import Answer
 
 _WAITING = (
     ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "
@@ -80,13 +81,17 @@ class Writing:
                     raise
                 clock.sleep(RETRY_S)
 
-    def begun(self, link: HomeLink, deadline: float) -> BrokerTransaction:
-        """A conversation with a home, under an id of its own. Raises as ``session_at``."""
+    def begun(self, link: HomeLink, deadline: float, of: HomePart | None = None) -> HomePart:
+        """The part at a home, under an id of its own. Raises as ``session_at``.
+
+        Args:
+            of: the part at the home that decides, if this is another one.
+        """
         self.session_at(link, deadline)
-        broker = BrokerTransaction(link, self.client.clock, self.options.timeout_s)
-        broker.deadline = deadline
-        broker.begin()
-        return broker
+        part = HomePart(link, self.client.clock, self.options.timeout_s, of)
+        part.deadline = deadline
+        part.begin()
+        return part
 
     def shares(self, parts: Sequence[EncodedPart]) -> dict[HomeLink, list[EncodedPart]]:
         """The parts of each home."""
@@ -117,7 +122,7 @@ class Writing:
 
 
 class ChunkTransaction:
-    """See the module's docstring. ``decides`` and ``branches`` are its conversations with the homes.
+    """See the module's docstring. ``decides`` and ``branches`` are its parts at the homes.
 
     Args:
         deadline: monotonic time.
@@ -129,7 +134,7 @@ class ChunkTransaction:
     def __init__(self, writing: Writing, deadline: float) -> None:
         self._writing = writing
         self.decides = writing.begun(writing.anchor, deadline)
-        self.branches: list[BrokerTransaction] = []
+        self.branches: list[HomePart] = []
 
     def prepare(self, parts: Sequence[EncodedPart]) -> None:
         """Prepare parts, which carry the id of ``decides``.
@@ -145,40 +150,44 @@ class ChunkTransaction:
         if len(shares) > HOMES_MAX:
             raise ConfigError(f"rows go to {len(shares) + 1} homes at once, and a transaction takes {HOMES_MAX + 1}")
         _refuse_too_large(self.decides, own)
-        under_way = [(link, self._branch(link, share)) for link, share in shares.items()]
-        for _, preparing in under_way:
-            preparing.send()
-        for (link, preparing), branch in zip(under_way, self.branches, strict=True):
-            self._await(link, branch, preparing)
+        for link, share in shares.items():
+            self._begin_branch(link, share)
+        for branch in self.branches:
+            branch.send_prepare(partial(self._submit, branch))
+        for link, branch in zip(shares, self.branches, strict=True):
+            self._await(link, branch)
         if self.branches:
             crash_point("client.sink.branches_prepared")
         with self._writing.in_time(anchor):
             Queries(anchor).prepare_part(self._writing.attempt, self.decides, own, self.branches)
 
-    def _branch(self, link: HomeLink, parts: Sequence[EncodedPart]) -> Preparing:
+    def _begin_branch(self, link: HomeLink, parts: Sequence[EncodedPart]) -> None:
         with self._writing.in_time(link):
-            branch = self._writing.begun(link, self.decides.deadline)
+            branch = self._writing.begun(link, self.decides.deadline, self.decides)
         self.branches.append(branch)
+        for part in parts:
+            branch.add(part)
         _refuse_too_large(branch, parts)
-        submit = partial(branch.submit_branch, self.decides.txid, parts, is_held=False)
-        return Preparing(branch, submit, waits_for_room=True, waits_for_broker=True)
 
-    def _await(self, link: HomeLink, branch: BrokerTransaction, preparing: Preparing) -> None:
+    def _submit(self, branch: HomePart) -> Answer:
+        return branch.submit_branch(self.decides.txid, branch.parts, is_held=False)
+
+    def _await(self, link: HomeLink, branch: HomePart) -> None:
         try:
             with self._writing.in_time(link):
-                preparing.wait()
+                branch.await_prepare(partial(self._submit, branch), waits_for_room=True, waits_for_broker=True)
         except TxmqError as error:
             branch.was_refused(error)
             raise
 
     def finished(self) -> None:
         """Let the homes drop its outcome: the query's batches say it."""
-        for broker in (self.decides, *self.branches):
-            broker.finished()
+        for part in (self.decides, *self.branches):
+            part.finished()
 
 
-def _refuse_too_large(broker: BrokerTransaction, parts: Sequence[EncodedPart]) -> None:
-    if not broker.fits_one_request(parts):
+def _refuse_too_large(part: HomePart, parts: Sequence[EncodedPart]) -> None:
+    if not part.fits_one_request(parts):
         raise TooLargeError(f"{len(parts)} record batches at once do not fit a request: raise request_size_bytes_max")
 
 
@@ -187,11 +196,11 @@ def roll_back(chunks: Sequence[ChunkTransaction]) -> None:
 
     The homes of branches find out by themselves, if they are not told.
     """
-    of_homes: dict[Broker, list[BrokerTransaction]] = {}
+    of_homes: dict[Broker, list[HomePart]] = {}
     for chunk in chunks:
-        for broker in (chunk.decides, *chunk.branches):
-            of_homes.setdefault(broker.home, []).append(broker)
-    for brokers in of_homes.values():  # the home that decides first
+        for part in (chunk.decides, *chunk.branches):
+            of_homes.setdefault(part.home, []).append(part)
+    for parts in of_homes.values():  # the home that decides first
         with suppress(TxmqError):
-            for broker in brokers:
-                broker.rollback()
+            for part in parts:
+                part.rollback()

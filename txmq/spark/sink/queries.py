@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from txmq.client.arguments import require_wait
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.client.transport.ports import Broker
@@ -79,9 +79,9 @@ class Queries:
     def prepare_part(
         self,
         attempt: Attempt,
-        broker: BrokerTransaction,
+        broker: Conversation,
         parts: Sequence[EncodedPart],
-        branches: Sequence[BrokerTransaction] = (),
+        branches: Sequence[Conversation] = (),
     ) -> None:
         """Prepare one transaction of an attempt, with ``broker.txid``; it is invisible until ``commit`` names it.
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from txmq.client.bootstrap import bootstrap_of
 from txmq.client.client import Client
-from txmq.client.transaction.preparing import OVERLOADED_PAUSE_S
+from txmq.client.transaction.conversation import OVERLOADED_PAUSE_S
 from txmq.errors import ConnectionLostError, FencedError, TransactionConflictError
 from txmq.spark.sink.chunk_transaction import ChunkTransaction, Writing, roll_back
 from txmq.spark.sink.digest import Digest

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     BadRequestError,
@@ -74,7 +74,7 @@ class SimulatedBroker:
         self.clock, self.control = clock or SimClock(), self
         self.routes: SimulatedRoutes[SimulatedBroker] = SimulatedRoutes(self)
         self.resolver: BackgroundResolver | None = None
-        self.branch_commits = BranchCommits(self.clock)
+        self.pending_commits = PendingCommits(self.clock)
         self.home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
         self.session = self._new_session(7)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)

@@ -231,7 +231,7 @@ def test_a_home_that_denies_its_partition_is_asked_again(cluster: Cluster) -> No
 
 
 def test_a_key_waits_for_commits_that_its_home_owes(cluster: Cluster) -> None:
-    commits = cluster.links[0].branch_commits = OpenCommits(cluster.clock)
+    commits = cluster.links[0].pending_commits = OpenCommits(cluster.clock)
     producer = cluster.client.producer()
     with pytest.raises(BrokerAwayError, match="nothing was stored"):
         producer.send("t", b"v", key=b"k", partition=0)
@@ -244,7 +244,7 @@ def test_a_key_waits_for_commits_that_its_home_owes(cluster: Cluster) -> None:
 
 
 def test_send_many_leaves_out_only_what_waits_for_commits(cluster: Cluster) -> None:
-    commits = cluster.links[0].branch_commits = OpenCommits(cluster.clock)
+    commits = cluster.links[0].pending_commits = OpenCommits(cluster.clock)
     producer = cluster.client.producer()
     pairs = [(b"%d" % number, b"v") for number in range(50)]
     with pytest.raises(BrokerAwayError, match="nothing was stored") as failed:

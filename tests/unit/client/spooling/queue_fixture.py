@@ -14,7 +14,7 @@ from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.sessions import Sessions, stamped
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
-from txmq.client.transaction.branch_commits import BranchCommits
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.reply import Pending, Waiter
 from txmq.errors import (
@@ -234,7 +234,7 @@ class QueueHome:
     def __init__(self, sender: OrderedSender, sessions: Sessions, partition: Partition) -> None:
         self.sender, self.sessions = sender, sessions
         self.stats = partition.stats
-        self.commits = BranchCommits(SimClock())
+        self.commits = PendingCommits(SimClock())
 
 
 class QueueFixture:

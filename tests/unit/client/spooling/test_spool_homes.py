@@ -194,7 +194,7 @@ def test_a_retrying_producer_keeps_what_one_home_does_not_take(cluster: Cluster,
 
 
 def test_an_ordered_message_passes_no_commit_of_its_home(cluster: Cluster, tmp_path: Path) -> None:
-    commits = cluster.links[1].branch_commits = OpenCommits(cluster.clock)
+    commits = cluster.links[1].pending_commits = OpenCommits(cluster.clock)
     with ordered(cluster, tmp_path) as producer:
         assert send(producer, 0, b"0") is SendStatus.ACKNOWLEDGED
         commits.is_open = False

@@ -201,7 +201,7 @@ def test_what_this_process_left_is_reported_to_its_own_home(shop: Shop, cluster:
     tx = shop.order(b"1", B)
     assert tx.pending == ("broker",)
     cluster.homes[1].faults.clear()
-    cluster.homes[1].branch_commits.settle()
+    cluster.homes[1].pending_commits.settle()
     assert not tx.pending
     assert cluster.homes[1].values("orders") == [b"1"]
     assert "commit" not in cluster.homes[0].requests + cluster.homes[2].requests

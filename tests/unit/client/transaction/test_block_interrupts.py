@@ -17,16 +17,15 @@ import pytest
 from tests.interrupts import LoopStrike, Strike
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes, XAFixture
-from txmq.client.transaction import block, current, effects, local_block
+from txmq.client.transaction import block, current, ending, last_resource_ending, local_ending, two_phase_ending
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
-from txmq.client.transaction.last_resource import block as last_resource_block
-from txmq.client.transaction.xa import block as xa_block
 from txmq.errors import TransactionError
 from txmq.model import Outcome
 from txmq.testing.simulated.broker import SimulatedBroker
 
 FIRST = 2  # behind the entry of ``__exit__``
+STRUCK = (block, current, ending, last_resource_ending, local_ending, two_phase_ending)
 Body = Callable[[Transaction], None]
 Struck = Callable[[int, Transaction, Body], bool]
 
@@ -40,7 +39,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LastResour
 
 def _struck(number: int, tx: Transaction, body: Body, *, fails: bool) -> bool:
     """Run a block whose end is struck at the n-th chance. Returns whether it had so many."""
-    strike = Strike(number, block, current, effects, last_resource_block, local_block, xa_block)
+    strike = Strike(number, *STRUCK)
     try:
         with suppress(KeyboardInterrupt, ZeroDivisionError, TransactionError), tx:
             body(tx)
@@ -55,7 +54,7 @@ def _struck(number: int, tx: Transaction, body: Body, *, fails: bool) -> bool:
 
 def _struck_in_loops(number: int, tx: Transaction, body: Body) -> bool:
     """The same at the n-th loop of the end that begins again."""
-    strike = LoopStrike(number, block, current, effects, last_resource_block, local_block, xa_block)
+    strike = LoopStrike(number, *STRUCK)
     try:
         with suppress(KeyboardInterrupt, TransactionError), tx:
             body(tx)

@@ -358,7 +358,7 @@ def test_half_that_waits_for_place_holds_its_partition() -> None:
 
     home._commit = places_late  # type: ignore[method-assign]
     half.commit()
-    commits = home.branch_commits
+    commits = home.pending_commits
     assert (half.outcome, half.pending, commits.holds(("orders", 0))) == (Outcome.COMMITTED, (), True)
     assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
     assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)

@@ -253,7 +253,7 @@ def test_home_lost_behind_the_decision_is_pending_until_told(cluster: SimulatedC
     assert [r.status for r in tx.results] == [SendStatus.ACKNOWLEDGED] * 2 + [SendStatus.PENDING]
     cluster.homes[0].witness = None
     cluster.homes[2].is_away = False
-    cluster.homes[2].branch_commits.look()
+    cluster.homes[2].pending_commits.look()
     assert tx.pending == ()
     assert tx.results[2].offset == 0
     cluster.talk()
@@ -266,7 +266,7 @@ def test_home_lost_behind_the_decision_is_pending_until_told(cluster: SimulatedC
 def test_wait_tells_the_home_again_and_gives_up_in_time(cluster: SimulatedCluster) -> None:
     cluster.homes[1].faults["commit"].extend([lost(is_executed=False)] * 3)
     transfer(cluster)
-    commits = cluster.homes[1].branch_commits
+    commits = cluster.homes[1].pending_commits
     assert commits
     cluster.homes[1].is_away = True
     with pytest.raises(ConnectionLostError):
@@ -283,7 +283,7 @@ def test_wait_goes_on_while_the_home_is_away(cluster: SimulatedCluster) -> None:
     transfer(cluster)
     began = cluster.clock.monotonic()
     with pytest.raises(ConnectionLostError):
-        cluster.homes[1].branch_commits.wait(("orders", 1), began + 5.0)
+        cluster.homes[1].pending_commits.wait(("orders", 1), began + 5.0)
     assert cluster.clock.monotonic() >= began + 5.0
 
 
@@ -302,7 +302,7 @@ def test_partition_is_held_until_its_messages_are_placed(
     with block(cluster) as tx:
         for key in keys:
             tx.send("orders", b"1", key=key)
-    commits = home.branch_commits
+    commits = home.pending_commits
     assert (tx.outcome, commits.holds(("orders", 0))) == (Outcome.COMMITTED, True)
     assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
     commits.wait(("orders", 0), cluster.clock.monotonic() + 30.0)
@@ -326,7 +326,7 @@ def test_home_that_decided_alone_is_logged_and_forgotten(
     assert [r.status for r in tx.results] == [
         SendStatus.ACKNOWLEDGED, SendStatus.PENDING, SendStatus.ACKNOWLEDGED,
     ]  # fmt: skip
-    assert not cluster.homes[1].branch_commits
+    assert not cluster.homes[1].pending_commits
     assert "heuristic" in caplog.text
 
 
@@ -397,7 +397,7 @@ def test_homes_that_die_at_two_moments_agree_with_caller(number: int, first: int
     for home in cluster.homes:
         home.is_away, home.witness = False, None
     for home in cluster.homes:
-        home.branch_commits.look()
+        home.pending_commits.look()
         home.owner_connected = False
     cluster.talk()
     cluster.check()
@@ -419,7 +419,7 @@ def test_interrupt_at_any_moment_leads_to_an_end(at: int) -> None:
         tx.send("orders", b"1", key=B)
     outcome = tx.outcome
     for home in cluster.homes:
-        home.branch_commits.look()
+        home.pending_commits.look()
         home.owner_connected = False
     cluster.talk()
     cluster.check()

@@ -18,7 +18,7 @@ def _closed_with_an_open_commit() -> list[weakref.ref[Any]]:
     with Transaction(cluster, cluster, (), 30.0) as tx:
         for key in (b"\x00", b"\x01"):
             tx.send("orders", b"1", key=key)
-    assert cluster.homes[1].branch_commits
+    assert cluster.homes[1].pending_commits
     resolver = weakref.ref(resolver_of(cluster))
     stop_resolver(cluster)
     return [resolver, *(weakref.ref(kept) for kept in (cluster, *cluster.homes))]

@@ -65,7 +65,7 @@ def homes_settle(cluster: SimulatedCluster) -> None:
         home.is_away, home.witness, home.owner_connected = False, None, False
         home.faults.clear()
     for home in cluster.homes:
-        home.branch_commits.look()
+        home.pending_commits.look()
     cluster.talk()
     cluster.check()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.client.transport.session import ClientSession, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
@@ -79,7 +79,7 @@ def test_a_session_knows_how_far_the_brokers_clock_is_ahead() -> None:
 def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
     broker = SimulatedBroker()
     broker.session.clock_ahead_ms -= 3_600_000
-    home = BrokerTransaction(broker, broker.clock, 30.0)
+    home = Conversation(broker, broker.clock, 30.0)
     home.begin()
     assert home.deadline_ms == broker.clock.now_ms() - 3_600_000 + 30_000
     broker.clock.jump(-600_000)  # ours is set: the broker's is not
@@ -88,7 +88,7 @@ def test_a_prepare_states_its_deadline_by_the_brokers_clock() -> None:
 
 def test_prepare_after_a_refused_one_states_a_current_deadline() -> None:
     broker = SimulatedBroker()
-    home = BrokerTransaction(broker, broker.clock, 30.0)
+    home = Conversation(broker, broker.clock, 30.0)
     home.begin()
     stated_ms = home.deadline_ms
     broker.clock.jump(600_000)  # the broker's, too

@@ -261,10 +261,10 @@ def test_pending_messages_are_told_in_the_first_possible_round(world: LastResour
     world.home.faults["commit"].extend([lost(is_executed=False)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
     world.home.clock.jump(-3_600_000)  # the broker's deadline is far: only the owner itself may tell
-    world.home.branch_commits.settle()
+    world.home.pending_commits.settle()
     assert list(tx.pending) == ["broker"]
     world.home.faults.clear()
-    world.home.branch_commits.settle()
+    world.home.pending_commits.settle()
     assert "prepared" not in world.home.states().values()
     assert list(tx.pending) == []
     world.check()

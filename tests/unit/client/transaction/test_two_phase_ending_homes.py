@@ -55,7 +55,7 @@ class World:
         for home in self.cluster.homes:
             home.is_away, home.owner_connected, home.witness = False, False, None
         for home in self.cluster.homes:
-            home.branch_commits.look()
+            home.pending_commits.look()
         for database in self.databases:
             for session in list(database.sessions):
                 database.end_session(session)
@@ -221,7 +221,7 @@ def test_interrupt_at_any_moment_leads_to_an_end(world: World, at: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         world.transfer()
     for home in world.cluster.homes:
-        home.branch_commits.look()
+        home.pending_commits.look()
     if at >= 4:
         assert world.cluster.homes[1].values("orders") == [b"1"], "told in spite of the interrupt"
     world.heal()

@@ -3,8 +3,8 @@
 Theory of operation. ``begin`` takes the id from a session, and it stands for that session's broker for good. Every
 request may be repeated under the same id: the broker executes it once and gives the same answer. After a lost
 connection a request is repeated here until the deadline. The meaning of a refusal is left to the caller, together with
-whether an earlier attempt may have been executed (``may_have_arrived``). A block has one conversation with each home
-that it wrote to (``homes``).
+whether an earlier attempt may have been executed (``may_have_arrived``, ``is_doubtful``). A block has one conversation
+with each home that it wrote to (``home_part``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from txmq.client.transport.ports import Broker
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
+    ConnectionLostError,
     FencedError,
     NotOwnerError,
+    OverloadedError,
     RemoteProtocolError,
     RequestTimeoutError,
     SessionFullError,
@@ -38,6 +40,7 @@ from txmq.xid import TxId
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer
+OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
 _UNANSWERED = (*LOST, RequestTimeoutError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
 _REFUSALS = (SessionFullError, StaleTopicError, NotOwnerError)  # see ``look_at_refusal``
@@ -47,15 +50,16 @@ Extensions = dict[str, str | int | bytes | None]
 Numbers = dict[str, int]
 
 
-class BrokerTransaction:
+class Conversation:
     """See the module's docstring.
 
     Attributes:
         home: the broker that it talks to.
-        txid: the transaction's id; empty before ``begin``.
+        txid: the id by which the broker knows the transaction; empty before ``begin``.
         deadline: monotonic time.
         streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
+        is_doubtful: a prepare was sent and not answered: it may be prepared, whatever comes next.
         acks: the offsets that are saved together with the messages.
         on_other_topic: called if a part is refused because its topic is another one, or another home's, by now.
         on_part: called after each part that was sent ahead.
@@ -68,13 +72,14 @@ class BrokerTransaction:
         self.timeout_s = timeout_s
         self.deadline = clock.monotonic() + timeout_s
         self.streamed = Streamed()
-        self.may_have_arrived = False
+        self.may_have_arrived = self.is_doubtful = False
         self.acks: SavedOffsets | None = None
         self.on_other_topic: Callable[[], None] | None = None
         self.on_part: Callable[[], None] | None = None
         self._control = home.control
         self._is_attached = False
         self._counter = 0
+        self._prepare: Answer | None = None
         self.txid = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
@@ -100,6 +105,24 @@ class BrokerTransaction:
         if not self.txid:
             self.attach()
             self._counter, self.txid = self._session.next_txid()
+
+    def attach_for_caller(self) -> None:
+        """Have a session before a database begins.
+
+        Raises:
+            RolledBackError: the broker is away, or refuses; nothing happened.
+        """
+        try:
+            self.attach()
+        except TxmqError as error:
+            raise_rolled_back(error, None)
+
+    def begin_for_caller(self) -> None:
+        """Take the id before anything is prepared. Raises as ``attach_for_caller``."""
+        try:
+            self.begin()
+        except TxmqError as error:
+            raise_rolled_back(error, None)
 
     @property
     def txid_or_none(self) -> str | None:
@@ -218,7 +241,7 @@ class BrokerTransaction:
             if not is_found:
                 session.lost.append(counter)
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- towards the decision ----------------------------------------------------------------------------------------
 
     def take_parts(self, messages: MessageBuffer, *, keyed: bool = True) -> list[EncodedPart]:
         """Encode the messages that were not taken yet, in parts that fit a request."""
@@ -247,6 +270,68 @@ class BrokerTransaction:
         for part in parts:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
+
+    def send_prepare(self, submit: Callable[[], Answer]) -> None:
+        """Send ``prepare``, if the broker is there; otherwise ``await_prepare`` does.
+
+        Raises:
+            TxmqError: it is refused for good. After a lost connection the broker rolls back what was streamed.
+        """
+        try:
+            self._prepare = submit()
+        except (ConnectionLostError, RequestTimeoutError):
+            if self.streamed.parts:
+                raise
+
+    def await_prepare(
+        self, submit: Callable[[], Answer], *, waits_for_room: bool = False, waits_for_broker: bool = False
+    ) -> None:
+        """Send ``prepare`` under the same id until it is answered: it is prepared once.
+
+        Args:
+            waits_for_room: a broker that has no room now is asked again until the deadline.
+            waits_for_broker: so is one that is away: no row is locked meanwhile.
+
+        Raises:
+            TxmqError: one of NOT_KNOWN, or it is refused. The cause of a timeout says what kept the broker from
+            answering.
+        """
+        last: TxmqError | None = None
+        while True:
+            try:
+                self.check_deadline()
+            except TransactionTimeoutError as error:
+                error.__cause__ = last  # compiled code sets none with ``from``
+                raise
+            try:
+                self._ask_to_prepare(submit)
+            except OverloadedError as error:
+                if not waits_for_room or isinstance(error, SessionFullError):
+                    raise
+                last, pause_s = error, OVERLOADED_PAUSE_S
+            except RequestTimeoutError as error:  # the last try, which had little time
+                error.__cause__ = error.__cause__ or last
+                raise
+            except LOST as error:
+                if not waits_for_broker and not self.is_back():  # the rows of the body are locked
+                    raise
+                last, pause_s = error, RETRY_S
+            else:
+                return
+            self._prepare = None
+            self.pause(pause_s)
+
+    def _ask_to_prepare(self, submit: Callable[[], Answer]) -> None:
+        reply = self._prepare
+        if reply is None:
+            reply = submit()
+        try:
+            reply.result()
+        except LOST:
+            self.is_doubtful = True
+            raise
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def submit_prepare(
         self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str, of: str = ""

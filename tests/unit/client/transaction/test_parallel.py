@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.client.transaction.xa import parallel
-from txmq.client.transaction.xa.parallel import Job, run_all
+from txmq.client.transaction import parallel
+from txmq.client.transaction.parallel import Job, run_all
 
 WAIT_S = 10.0
 

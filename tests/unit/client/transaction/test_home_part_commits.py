@@ -11,12 +11,12 @@ import pytest
 
 from tests.interrupts import Strike
 from tests.unit.client.transaction.test_block_homes import A, B, block
-from txmq.client.transaction import branch_commits
-from txmq.client.transaction.branch_commits import BranchCommits, Committed
-from txmq.client.transaction.broker_side import BrokerTransaction
+from txmq.client.transaction import home_part
+from txmq.client.transaction.home_part import HomePart, PendingCommits
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.protocol.parts import PartResult
 from txmq.runtime import threads
+from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.testing.simulated.clock import SimClock
 from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa.broker_port import Answer
@@ -34,21 +34,9 @@ class PatientHome:
         loss: raised by the second.
     """
 
-    txid = "1-2-3-4"
-
     def __init__(self, answers_after: int = 2, loss: TxmqError | None = None) -> None:
         self.commits, self.answers_after, self.loss = 0, answers_after, loss
         self.delayable = 0
-
-    def write_commit(self) -> Answer:
-        self.delayable += 1
-        return self.submit_commit(0.0)
-
-    def submit_commit(self, _timeout_s: float) -> Answer:
-        if self.commits and self.loss is not None:
-            raise self.loss
-        self.commits += 1
-        return cast(Answer, PatientAnswer(self))
 
 
 class PatientAnswer:
@@ -68,21 +56,29 @@ class PatientAnswer:
         return PLACED
 
 
-class Branch:
-    uuid = ""
+class PatientPart(HomePart):
+    """A part at such a home."""
 
     def __init__(self, home: PatientHome) -> None:
-        self.broker, self.slots = cast(BrokerTransaction, home), {SLOT}
-        self.lines: list[PartResult] | None = None
+        broker = SimulatedBroker()
+        super().__init__(broker, broker.clock, 30.0)
+        self.patient, self.slots = home, {SLOT}
 
-    def told(self, lines: list[PartResult], error: TxmqError | None = None) -> None:
-        self.lines = lines
+    def write_commit(self) -> Answer:
+        self.patient.delayable += 1
+        return self.submit_commit(0.0)
+
+    def submit_commit(self, timeout_s: float) -> Answer:
+        if self.patient.commits and self.patient.loss is not None:
+            raise self.patient.loss
+        self.patient.commits += 1
+        return cast(Answer, PatientAnswer(self.patient))
 
 
 @pytest.mark.parametrize(
-    "take", [BranchCommits.look, lambda commits: commits.wait(SLOT, 60.0)], ids=["in passing", "waiting"]
+    "take", [PendingCommits.look, lambda commits: commits.wait(SLOT, 60.0)], ids=["in passing", "waiting"]
 )
-def test_interrupt_anywhere_leaves_no_commit_untaken(take: Callable[[BranchCommits], None]) -> None:
+def test_interrupt_anywhere_leaves_no_commit_untaken(take: Callable[[PendingCommits], None]) -> None:
     number, is_struck = 0, True
     while is_struck:
         number += 1
@@ -90,9 +86,9 @@ def test_interrupt_anywhere_leaves_no_commit_untaken(take: Callable[[BranchCommi
         with block(cluster) as tx:
             tx.send("orders", b"1", key=A)
             tx.send("orders", b"2", key=B)
-        commits = cluster.homes[1].branch_commits
+        commits = cluster.homes[1].pending_commits
         assert commits.holds(SLOT)
-        strike = Strike(number, branch_commits, threads)
+        strike = Strike(number, home_part, threads)
         sys.setprofile(strike)
         try:
             with suppress(KeyboardInterrupt):
@@ -107,11 +103,11 @@ def test_interrupt_anywhere_leaves_no_commit_untaken(take: Callable[[BranchCommi
     assert number > 5
 
 
-def told(home: PatientHome) -> tuple[BranchCommits, Branch]:
-    """A branch whose commit was written."""
-    commits, branch = BranchCommits(SimClock()), Branch(home)
-    commits.add(cast(Committed, branch))
-    return commits, branch
+def told(home: PatientHome) -> tuple[PendingCommits, HomePart]:
+    """A part whose commit was written."""
+    commits, part = PendingCommits(SimClock()), PatientPart(home)
+    commits.add(part)
+    return commits, part
 
 
 def test_wait_sends_what_is_not_answered_once_more() -> None:

@@ -65,7 +65,7 @@ def heal(shop: Shop) -> None:
         home.is_away, home.witness = False, None
         home.faults.clear()
     for home in shop.cluster.homes:
-        home.branch_commits.look()
+        home.pending_commits.look()
     shop.resolve(shop.resource)
     shop.die()
     for _ in range(2):
@@ -84,7 +84,7 @@ def test_each_home_prepares_its_part_and_the_marker_goes(shop: Shop) -> None:
 def test_results_are_there_when_the_block_ends(shop: Shop) -> None:
     tx = shop.order(b"1", A, B, B)
     assert [(r.partition, r.offset) for r in tx.results] == [(0, 0), (1, 0), (1, 1)]
-    assert not shop.cluster.homes[1].branch_commits
+    assert not shop.cluster.homes[1].pending_commits
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -107,8 +107,8 @@ def test_untold_home_is_pending_and_keeps_the_marker(shop: Shop) -> None:
     assert (tx.outcome, tx.pending) == (Outcome.COMMITTED, ("home 00000000000000a2",))
     assert not shop.resource.finished
     shop.cluster.homes[1].faults.clear()
-    shop.cluster.homes[1].branch_commits.look()
-    shop.cluster.homes[1].branch_commits.look()
+    shop.cluster.homes[1].pending_commits.look()
+    shop.cluster.homes[1].pending_commits.look()
     assert not tx.pending
     assert [*shop.resource.finished] == [tx.txid]
     assert shop.check()
@@ -121,7 +121,7 @@ def test_home_of_the_id_that_is_untold_is_pending(shop: Shop) -> None:
     assert not shop.resource.finished
     shop.cluster.homes[0].faults.clear()
     for home in shop.cluster.homes:
-        home.branch_commits.settle()
+        home.pending_commits.settle()
     assert not tx.pending
     assert [*shop.resource.finished] == [tx.txid]
     assert shop.check()

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource
 from txmq.client.admin.transactions import Transactions
-from txmq.client.transaction import branch_commits
+from txmq.client.transaction import home_part
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.checker import CheckBacks
@@ -120,7 +120,7 @@ def test_nothing_is_forgotten_before_the_answer(world: LastResourceFixture) -> N
     tx = order(world, b"1")
     assert (world.home.session.finished_through, [*world.resource.finished]) == (0, [])
     world.home.holds.let_go()
-    world.home.branch_commits.look()
+    world.home.pending_commits.look()
     assert (world.home.session.finished_through, [*world.resource.finished]) == (1, [tx.txid])
 
 
@@ -234,7 +234,7 @@ def test_next_order_of_the_same_database_does_not_wait(world: LastResourceFixtur
 def test_lost_answer_is_asked_for_again(world: LastResourceFixture) -> None:
     tx = order(world, b"1")
     fail(world, ConnectionLostError("planned"))
-    world.home.branch_commits.settle()
+    world.home.pending_commits.settle()
     assert tx.results[0].offset == 0
     assert values(world) == [b"1"]
 
@@ -255,7 +255,7 @@ def test_contradiction_behind_the_end_is_raised_by_results(
 ) -> None:
     tx = order(world, b"1")
     fail(world, refusal)
-    world.home.branch_commits.look()
+    world.home.pending_commits.look()
     assert (tx.outcome, tx.pending, [*world.resource.finished]) == (Outcome.COMMITTED, (), [])
     assert "heuristic" in caplog.text
     with pytest.raises(HeuristicMixedError, match="given up"):
@@ -267,7 +267,7 @@ def test_broker_that_lost_the_transaction_keeps_that(world: LastResourceFixture,
     """Its session was in the copy: it may not be called finished before, or the marker would look needless."""
     tx = order(world, b"1")
     fail(world, UnknownTransactionError("given up"))
-    world.home.branch_commits.look()
+    world.home.pending_commits.look()
     ((hazard, on_reported),) = quiet.hazards
     assert (hazard.txid, hazard.resource, hazard.kind.value) == (tx.txid, "orders-db", "last-resource")
     assert world.home.session.finished_through == 0
@@ -278,7 +278,7 @@ def test_broker_that_lost_the_transaction_keeps_that(world: LastResourceFixture,
 def test_broker_that_is_another_one_leaves_it_to_the_resolver(world: LastResourceFixture) -> None:
     tx = order(world, b"1")
     fail(world, NotOwnerError("not mine"))
-    world.home.branch_commits.look()
+    world.home.pending_commits.look()
     assert world.home.session.finished_through == 0
     world.heal()
     assert (values(world), world.home.session.finished_through) == ([b"1"], 1)
@@ -289,7 +289,7 @@ def test_owner_hears_what_the_resolver_heard_in_its_stead(world: LastResourceFix
     """Another broker had the address; the one that has it then was restored from an older copy."""
     tx = order(world, b"1")
     fail(world, NotOwnerError("not mine"))
-    world.home.branch_commits.look()
+    world.home.pending_commits.look()
     world.home.faults["commit"].append(Fault(NeverIssuedError("given up")))
     world.resolver(world.resource).run_once()
     with pytest.raises(HeuristicMixedError, match="given up"):
@@ -303,19 +303,19 @@ def test_owner_hears_what_the_resolver_heard_in_its_stead(world: LastResourceFix
 def test_commit_beyond_the_bound_is_left_to_the_resolver(
     world: LastResourceFixture, quiet: Quiet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(branch_commits, "COMMITS_IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(home_part, "COMMITS_IN_FLIGHT_MAX", 2)
     orders = [order(world, b"%d" % number) for number in range(3)]
     assert [tx.pending for tx in orders] == [(), (), ("broker",)]
     assert (len(world.home.holds.replies), quiet.wakes) == (2, 1)
     world.home.witness = None
     world.home.holds.let_go()
-    world.home.branch_commits.settle()
-    world.home.branch_commits.settle()
+    world.home.pending_commits.settle()
+    world.home.pending_commits.settle()
     assert ([tx.pending for tx in orders], values(world)) == ([()] * 3, [b"0", b"1", b"2"])
 
 
 def test_block_begins_when_there_is_room(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branch_commits, "OPEN_MAX", 1)
+    monkeypatch.setattr(home_part, "OPEN_MAX", 1)
     order(world, b"1")
     with pytest.raises(RolledBackError, match="too many"):
         order(world, b"2")
@@ -331,31 +331,31 @@ def test_block_begins_when_there_is_room(world: LastResourceFixture, monkeypatch
 def test_drain_waits_for_the_answers(world: LastResourceFixture) -> None:
     order(world, b"1")
     world.home.holds.answers_waits = True
-    world.home.branch_commits.drain(world.home.clock.monotonic() + 1.0)
+    world.home.pending_commits.drain(world.home.clock.monotonic() + 1.0)
     assert values(world) == [b"1"]
 
 
 def test_drain_waits_no_longer_than_it_may(world: LastResourceFixture) -> None:
     order(world, b"1")
     began = world.home.clock.monotonic()
-    world.home.branch_commits.drain(began + 1.0)
+    world.home.pending_commits.drain(began + 1.0)
     assert world.home.clock.monotonic() <= began + 1.1
-    assert world.home.branch_commits
+    assert world.home.pending_commits
 
 
 def test_child_of_a_fork_tells_nothing(world: LastResourceFixture) -> None:
     order(world, b"1")
-    world.home.branch_commits.forked()
-    assert not world.home.branch_commits
+    world.home.pending_commits.forked()
+    assert not world.home.pending_commits
     requests = list(world.home.requests)
-    world.home.branch_commits.settle()
+    world.home.pending_commits.settle()
     assert world.home.requests == requests
 
 
 def test_block_that_dies_unanswered_is_healed_by_its_marker(world: LastResourceFixture) -> None:
     order(world, b"1")
     fail(world, ConnectionLostError("planned"))
-    world.home.branch_commits.forked()  # all that the process knew
+    world.home.pending_commits.forked()  # all that the process knew
     world.die()
     world.resolver().run_once()
     assert (world.rows(), values(world)) == ([b"1"], [b"1"])
@@ -374,7 +374,7 @@ def test_acks_stay_claimed_until_the_answer(
     if word == "rolled back":
         fail(world, TransactionConflictError("given up"))
     world.home.holds.let_go()
-    world.home.branch_commits.look()
+    world.home.pending_commits.look()
     assert ended == [Outcome.UNKNOWN if word == "rolled back" else Outcome.COMMITTED]
 
 
@@ -382,7 +382,7 @@ def test_resolver_takes_the_answer_that_nobody_waits_for(
     world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txmq.client.transaction.background_resolver.start_daemon", lambda _name, _run: None)
-    resolver, commits = BackgroundResolver(world.home), world.home.branch_commits
+    resolver, commits = BackgroundResolver(world.home), world.home.pending_commits
     order(world, b"1")
     for _ in range(2):
         resolver.tell(commits)

@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.last_resource.run import DecisiveCommit, LastResourceRun
+from txmq.client.transaction.home_part import HomePart
+from txmq.client.transaction.last_resource_ending import LastResourceEnding
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def order(world: LastResourceFixture) -> None:
 
 
 def blocks() -> list[object]:
-    return [one for one in gc.get_objects() if issubclass(type(one), Transaction | LastResourceRun | DecisiveCommit)]
+    return [one for one in gc.get_objects() if issubclass(type(one), Transaction | LastResourceEnding | HomePart)]
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def no_garbage(world: LastResourceFixture) -> Iterator[None]:
     before = {id(one) for one in blocks()}  # of other tests, which something may hold
     try:
         yield
-        world.home.branch_commits.look()
+        world.home.pending_commits.look()
         assert [one for one in blocks() if id(one) not in before] == []
     finally:
         gc.enable()

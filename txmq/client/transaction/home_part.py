@@ -1,0 +1,502 @@
+"""One home's part of a transaction, and the commits of such parts that their home has yet to answer.
+
+Theory of operation. A transaction has a part at each home that it wrote to (``homes``); one of them decides. A part at
+another home is prepared there under an id of its own, names the deciding one, and is then committed or rolled back.
+
+What is decided is told to the homes, and the block returns: the commit of a last resource, which its database has
+decided, and the commits at other homes, which the deciding home has decided. Whoever reads the answers takes them: the
+next transaction at that home in passing (``look``), the client's resolver (``settle``), ``tx.results``, and everything
+that must not come before them (``wait``). The broker places keyed parts of transactions in their order by itself, but a
+plain message of the same partition would pass a commit that waits there for an earlier one. So writes of this client
+wait here before they go to such a partition, and reads of this client find what was committed before them. The same
+holds for messages that the deciding home has not placed yet (``homes``).
+
+A commit says that no caller waits for its answer (``delayable``): the home lets it wait a moment for company, and it
+shares a sync with the next transaction. A caller that waits after all sends it once more, and it is forced at once.
+
+Invariants:
+    * ``state`` says the more careful thing: PREPARING before a request that prepares is sent, COMMITTED before its
+      commit is;
+    * nothing waits behind a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the
+      resolver writes;
+    * a commit that was lost is sent again before anything else that waits;
+    * an answer other than a success ends it, too, and is logged: the home has decided without its transaction.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from txmq.client.transaction.conversation import ROLLBACK_TIMEOUT_S, Conversation
+from txmq.client.transaction.messages import EncodedPart
+from txmq.client.transaction.refusals import LOST, rolled_back
+from txmq.client.transport.ports import RoutedBroker, RoutedHome, Routing
+from txmq.errors import (
+    FencedError,
+    NotOwnerError,
+    RequestTimeoutError,
+    RolledBackError,
+    TransactionConflictError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnknownTransactionError,
+)
+from txmq.model import TopicPartition
+from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import Attempt, Turn
+from txmq.xa.broker_port import Answer, was_settled
+from txmq.xa.two_phase.coordinator import BranchState
+from txmq.xid import TxId
+
+TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
+COMMITS_IN_FLIGHT_MAX = 1024  # written and not answered, at one home
+OPEN_MAX = 10_000  # that a home has yet to answer, before the next block with a last resource waits
+_NOT_KNOWN = (*LOST, RequestTimeoutError, TransactionTimeoutError)  # as ``await_prepare`` raises them
+_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
+_CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
+
+
+def nothing(_part: HomePart) -> None:
+    """Do nothing."""
+
+
+class HomePart(Conversation):
+    """What a transaction wrote to one home.
+
+    Args:
+        of: the part at the home that decides; None: this is it.
+
+    Attributes:
+        of: as given.
+        commits: those of the home that are not answered yet.
+        parts: what was taken and not sent ahead.
+        slots: the topics and partitions that its commit writes to.
+        uuid: of the last resource that decided it: among these the home keeps the order of keys by itself; or empty.
+        state: where it stands.
+        error: why it is not prepared: a refusal, or what kept the home from answering; its cause says which it is.
+        lines: where its messages went; None before the home has said so.
+        refusal: what the home answered to its commit in place of that.
+        on_answered: called when it has answered.
+        is_late: its commit was waited for, and is not answered.
+        answer: the answer to come to its commit; None if that was not written, or lost.
+        turn: of the thread that takes the answer: an answer has one waiter.
+        is_open: its commit is not answered.
+        is_delayable: the home was told that no caller waits for the answer.
+    """
+
+    turn: Turn  # from ``commit`` on
+
+    def __init__(self, home: TransactionHome, clock: Clock, timeout_s: float, of: HomePart | None = None) -> None:
+        super().__init__(home, clock, timeout_s)
+        self.of, self.commits = of, home.pending_commits
+        if of is not None:
+            self.deadline, self.on_other_topic, self.on_part = of.deadline, of.on_other_topic, of.on_part
+        self.parts: list[EncodedPart] = []
+        self.slots: Collection[TopicPartition] = ()
+        self.uuid = ""
+        self.state = BranchState.ACTIVE
+        self.error: RolledBackError | None = None
+        self._rollback: Answer | None = None
+        self.lines: Sequence[PartResult] | None = None
+        self.refusal: TxmqError | None = None
+        self.on_answered: Callable[[HomePart], None] = nothing
+        self.answer: Answer | None = None
+        self.is_late = self.is_open = self.is_delayable = False
+
+    @property
+    def name(self) -> str:
+        """The home, as it is shown to people."""
+        return f"home {TxId.parse(self.txid).home:016x}"
+
+    def go_to(self, home: TransactionHome) -> None:
+        """Let another home decide, before the id is taken.
+
+        Raises:
+            RolledBackError: it is away, or refuses; the former one decides.
+        """
+        before = self.home, self.commits, self._control, self._is_attached
+        self.home, self.commits, self._control, self._is_attached = home, home.pending_commits, home.control, False
+        try:
+            self.reach()
+            self.attach_for_caller()
+        except RolledBackError:
+            self.home, self.commits, self._control, self._is_attached = before
+            raise
+
+    # --- towards the decision ----------------------------------------------------------------------------------------
+
+    def add(self, part: EncodedPart) -> None:
+        """Take a part of the messages, for this home."""
+        self.slots = {*self.slots, (part.topic, part.partition)}
+        self.parts.append(part)
+
+    def send_ahead(self) -> None:
+        """Send what was taken ahead of the decision. Raises as ``Conversation.stream``."""
+        parts, self.parts = self.parts, []
+        self.stream(parts)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether what was taken has to be sent ahead."""
+        return bool(self.streamed.parts) or not self.fits_one_request(self.parts)
+
+    def prepare(self, submit: Callable[[], Answer]) -> None:
+        """Send ``prepare`` of what was taken; ``await_prepared`` says what came of it.
+
+        Args:
+            submit: sends it.
+        """
+        self.state = BranchState.PREPARING
+        try:
+            self.send_prepare(submit)
+        except TxmqError as error:
+            self.refused(error)
+        else:
+            if self.of is not None:
+                crash_point("client.homes.prepare_sent")
+
+    def await_prepared(self, submit: Callable[[], Answer]) -> None:
+        """Wait for the home; afterwards ``state`` and ``error`` say what is known.
+
+        Args:
+            submit: sends ``prepare`` again.
+        """
+        if self.state is not BranchState.PREPARING:
+            return
+        try:
+            self.await_prepare(submit)
+        except _NOT_KNOWN as error:
+            self.error = rolled_back(error, self._whole)
+        except TxmqError as error:
+            self.refused(error)
+        else:
+            self.state = BranchState.PREPARED
+            if self.of is not None:
+                crash_point("client.homes.prepared")
+
+    def refused(self, error: TxmqError) -> None:
+        """Note that it is not prepared, unless an earlier attempt may have been executed."""
+        self.was_refused(error)
+        self.error = rolled_back(error, self._whole)
+        if not self.is_doubtful:
+            self.state = BranchState.REFUSED
+
+    @property
+    def _whole(self) -> str | None:
+        """The transaction's id, for the caller."""
+        return (self.of or self).txid_or_none
+
+    # --- after the decision ------------------------------------------------------------------------------------------
+
+    def commit(self) -> bool:
+        """Tell the home that the transaction is committed, for certain; the answer is not awaited.
+
+        Returns:
+            Whether that is on its way; else the resolver writes it.
+        """
+        self.state, self.parts = BranchState.COMMITTED, []
+        is_written = self.commits.add(self)
+        if self.of is not None:
+            crash_point("client.homes.commit_sent")
+        return is_written
+
+    def answered(self, lines: list[PartResult], refusal: TxmqError | None = None) -> None:
+        """For ``PendingCommits``: the home has answered to the commit. May be called again after an interrupt in it."""
+        if self.of is not None:
+            crash_point("client.homes.told")
+        self.lines, self.refusal = lines, refusal
+        if self.of is not None:
+            self.finished()
+        self.on_answered(self)
+
+    def await_answer(self, deadline: float) -> bool:
+        """Wait for the answer to ``commit``; whether it has come."""
+        with suppress(TxmqError):
+            self.commits.wait_for(self, deadline)
+        self.is_late = self.lines is None
+        return not self.is_late
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether its commit could not be written, or was waited for and is not answered."""
+        if self.state is not BranchState.COMMITTED or self.lines is not None:
+            return False
+        return self.is_late or not self.commits.is_written(self)
+
+    @property
+    def is_pending(self) -> bool:
+        """As ``is_unwritten``; one that was waited for is looked at once more."""
+        if self.is_late:
+            self.commits.look()
+        return self.is_unwritten
+
+    def gather(self, deadline: float) -> Sequence[PartResult]:
+        """Where its messages went, waiting for the home's answer; nothing if it does not come."""
+        if self.lines is None and self.state is BranchState.COMMITTED:
+            self.await_answer(deadline)
+        return self.lines or ()
+
+    def send_rollback(self) -> None:
+        """Send ``rollback``, unless the home has nothing of it."""
+        is_there = self.state in _MAY_BE_PREPARED or self.streamed.parts
+        self.state = BranchState.ENDING if is_there else BranchState.ROLLED_BACK
+        if is_there:
+            with suppress(TxmqError):
+                self._rollback = self.submit_rollback()
+                crash_point("client.homes.rollback_sent")
+
+    def await_rolled_back(self) -> None:
+        """Wait for the answer, not for long; what is not answered the home finds out by itself."""
+        if self.state is BranchState.ENDING:
+            self.state = BranchState.LEFT
+            if self._rollback is not None:
+                with suppress(TxmqError):
+                    self._rollback.result(ROLLBACK_TIMEOUT_S)
+                    self.state = BranchState.ROLLED_BACK
+                    crash_point("client.homes.rolled_back")
+
+    def leave(self) -> None:
+        """Leave it to the home, which asks the one that decides."""
+        if self.state not in (BranchState.COMMITTED, BranchState.ROLLED_BACK):
+            self.state = BranchState.LEFT
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is or may be prepared there."""
+        return self.state in (BranchState.ACTIVE, BranchState.REFUSED, BranchState.ROLLED_BACK)
+
+    def close(self) -> None:
+        """Let the home drop the outcome, or note that the end was not seen. Once, at the end."""
+        if self.state is BranchState.LEFT:
+            self.lost()
+        elif self.state is not BranchState.COMMITTED:  # that one is closed when its commit is answered
+            self.finished()
+
+
+class PendingCommits:
+    """Those of one home. See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: deque[HomePart] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, part: HomePart) -> bool:
+        """Write the commit of a part, if that needs no wait; whether it is on its way."""
+        part.answer, part.turn, part.is_open = None, Turn(), True
+        self._open.append(part)
+        if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
+            try:
+                self._write(part)
+            except TxmqError:  # the resolver writes it
+                return False
+        return part.answer is not None
+
+    def add_once(self, part: HomePart) -> None:
+        """As ``add``, if that was perhaps interrupted."""
+        if part not in list(self._open):
+            self.add(part)
+
+    @staticmethod
+    def _write(part: HomePart) -> None:
+        """Write it if that needs no wait. Raises ConnectionLostError."""
+        part.is_delayable = True
+        part.answer = part.write_commit()
+
+    @staticmethod
+    def _submit(part: HomePart) -> None:
+        """Write it for a caller that waits. Raises as a request."""
+        part.is_delayable = False
+        part.answer = part.submit_commit(TELL_TIMEOUT_S)
+
+    def take_first(self) -> None:
+        """Take the answers of the oldest ones: they come about in order, and the resolver looks at all."""
+        while self._open:
+            try:
+                part = self._open[0]
+            except IndexError:  # another thread took it
+                return
+            if part.answer is None or not part.answer.done or not self._look_at(part) or part.is_open:
+                return
+
+    def is_written(self, part: HomePart) -> bool:
+        """Whether the commit of a part is on its way, or was answered."""
+        return part.answer is not None or part not in list(self._open)
+
+    def holds(self, slot: TopicPartition, besides: str = "") -> bool:
+        """Whether ``wait`` would wait."""
+        return any(_is_waited_for(part, slot, besides) for part in list(self._open))
+
+    def has_decided(self, txid: str) -> bool:
+        """Whether a transaction, or its part here, is committed for certain and not answered."""
+        return any(part.txid == txid for part in list(self._open))
+
+    def look(self) -> None:
+        """Take the answers that are in, and write again what was lost. Without any wait."""
+        is_there = True
+        for number, part in enumerate(list(self._open)):
+            answer = part.answer
+            if answer.done if answer is not None else is_there and number < COMMITS_IN_FLIGHT_MAX:
+                is_there = self._look_at(part) and is_there
+
+    def _look_at(self, part: HomePart) -> bool:
+        """Take its answer if that is in, and write it if it is not on its way; whether the home is there."""
+        me = Attempt()
+        try:
+            if part.turn.take(me) and part.is_open:
+                if part.answer is not None and part.answer.done:
+                    self._take_or_lose(part)
+                if part.is_open and part.answer is None:
+                    self._write(part)
+        except TxmqError:
+            return False
+        finally:
+            me.is_over = True
+            part.turn.leave(me)
+        return True
+
+    def _take_or_lose(self, part: HomePart) -> None:
+        try:
+            self._take(part, 0.0)
+        except TxmqError:  # it is written again
+            return
+
+    def look_closely(self) -> None:
+        """As ``look``, of a client that does nothing else: nobody has read its connection."""
+        for part in list(self._open):
+            if part.answer is not None:
+                part.answer.look()
+        self.look()
+
+    def settle(self) -> None:
+        """For the resolver: as ``look_closely``; a lost home is waited for, not long."""
+        self.look_closely()
+        lost = next((part for part in list(self._open) if part.answer is None), None)
+        if lost is not None and lost.is_back():
+            self.look()
+
+    def wait(self, slot: TopicPartition, deadline: float, besides: str = "") -> None:
+        """Wait until those that write to a partition are answered, and write again what was lost.
+
+        Args:
+            deadline: monotonic time.
+            besides: those of this last resource are not waited for.
+
+        Raises:
+            ConnectionLostError: the home is away until then.
+            RequestTimeoutError: it did not answer in time.
+        """
+        for part in list(self._open):
+            if _is_waited_for(part, slot, besides):
+                self._finish(part, deadline)
+
+    def wait_for(self, part: HomePart, deadline: float) -> None:
+        """Wait until the commit of one part is answered. Raises as ``wait``."""
+        if part in list(self._open):
+            self._finish(part, deadline)
+
+    def make_room(self, deadline: float) -> None:
+        """Before a block begins: wait while too many are open. Raises as ``wait``."""
+        while len(self._open) >= OPEN_MAX:
+            for part in list(self._open)[:1]:
+                self._finish(part, deadline)
+
+    def drain(self, deadline: float) -> None:
+        """Before the connection ends: wait for all answers. A socket that is closed with some unread is reset."""
+        with suppress(TxmqError):
+            for part in list(self._open):
+                self._finish(part, deadline)
+
+    def _finish(self, part: HomePart, deadline: float) -> None:
+        me = Attempt()
+        try:
+            if not part.turn.take_before(deadline, me, self._clock):
+                raise RequestTimeoutError("a commit of this partition is not answered, and another thread waits for it")
+            self._hurry(part)
+            while part.is_open:
+                self._try(part, deadline)
+        finally:
+            me.is_over = True
+            part.turn.leave(me)
+
+    def _hurry(self, part: HomePart) -> None:
+        """Send it once more, if it is not answered: then the home lets it wait for company no longer."""
+        if part.is_delayable and part.answer is not None and not part.answer.done:
+            with suppress(TxmqError):
+                self._submit(part)
+
+    def _try(self, part: HomePart, deadline: float) -> None:
+        try:
+            if part.answer is None:
+                self._submit(part)
+            self._take(part, max(deadline - self._clock.monotonic(), 0.0))
+        except LOST:
+            if self._clock.monotonic() >= deadline:
+                raise
+            part.pause()
+
+    def _take(self, part: HomePart, timeout_s: float) -> None:
+        """Take one answer, and forget the commit."""
+        assert part.answer is not None
+        try:
+            lines, contrary = parse_result_lines(part.answer.result(timeout_s)), None
+        except RequestTimeoutError:
+            raise
+        except _CONTRARY as error:
+            lines, contrary = [], error
+            log = get_logger(txid=part.txid)
+            if part.uuid and was_settled(error):
+                log.info("transaction was resolved by another process", error=str(error))
+            else:
+                log.error("heuristic: a home did not commit its part of a transaction", error=str(error))
+        except TxmqError:
+            part.answer = None
+            raise
+        try:
+            part.answered(lines, contrary)
+        except Exception:
+            self._forget(part)
+            raise
+        self._forget(part)  # not before: an interrupt in ``answered`` has it called once more
+
+    def _forget(self, part: HomePart) -> None:
+        try:
+            self._open.remove(part)
+        finally:  # also if an interrupt strikes after it
+            part.is_open = False
+
+    def forked(self) -> None:
+        """In a forked child: the parent tells its own."""
+        self._open = deque()
+
+
+def _is_waited_for(part: HomePart, slot: TopicPartition, besides: str) -> bool:
+    return slot in part.slots and not (besides and part.uuid == besides)
+
+
+class TransactionHome(RoutedHome, Protocol):
+    """``HomeLink``, as transactions use it."""
+
+    @property
+    def home(self) -> int:
+        """The home's id; 0 before the first connection."""
+
+    @property
+    def pending_commits(self) -> PendingCommits:
+        """What the home has yet to answer."""
+
+
+class TransactionClient(RoutedBroker, Protocol):
+    """A client, as transactions use it."""
+
+    @property
+    def routes(self) -> Routing[TransactionHome]:
+        """The choice among the homes."""

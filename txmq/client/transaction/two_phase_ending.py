@@ -1,0 +1,500 @@
+"""The ending of a block with XA resources: the broker decides when all of them have prepared.
+
+It carries out the effects of ``xa/two_phase/coordinator.py``: branches, broker, waits. The branches are begun in the
+order in which the block names its resources; one database takes part once. Work for all branches is done at once
+(``parallel``); work for one branch only is called, without a job. A home that does not decide is one more participant
+(``home_part``): its requests are written before the databases work, and its answers are read after that. Without
+databases this is the end of a local transaction over homes. Branches that could not be finished here are left to the
+client's resolver.
+
+Invariants:
+    * a branch's state is set before a call that may change it, and again after its answer: an interrupt in between
+      leaves the more careful one;
+    * a branch that a late thread still uses is touched by that thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from txmq.client.transaction.background_resolver import BackgroundResolver
+from txmq.client.transaction.conversation import RETRY_S, ROLLBACK_TIMEOUT_S
+from txmq.client.transaction.ending import CoordinatedEnding, Ended, no_part
+from txmq.client.transaction.home_part import HomePart
+from txmq.client.transaction.homes import TransactionHomes
+from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transaction.parallel import Job, run_all
+from txmq.client.transaction.refusals import rolled_back
+from txmq.errors import (
+    BrokerError,
+    FencedError,
+    HeuristicError,
+    HeuristicHazardError,
+    OutcomeUnknownError,
+    RolledBackError,
+    TransactionConflictError,
+    TransactionError,
+    TransactionTimeoutError,
+    TxmqError,
+    UnavailableError,
+)
+from txmq.model import Outcome, TransactionKind
+from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
+from txmq.protocol.parts import parse_outcome, parse_result_lines
+from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.logging import get_logger
+from txmq.runtime.ports import Buffer
+from txmq.xa.broker_port import Answer
+from txmq.xa.database.hazard import Hazard
+from txmq.xa.resources import refuse_twins
+from txmq.xa.two_phase.branch import PrepareUnknownError, UsedXAConnection, XABranch, XAResource
+from txmq.xa.two_phase.coordinator import (
+    BranchState,
+    XACoordinator,
+    XAEffect,
+    XAEvent,
+    XAState,
+    branches_rolled_back,
+    committed,
+    vote,
+)
+
+DECIDE_WAIT_S = 1.0  # after the deadline, if decide was sent and not answered
+COMMITTED_STATES = (XAState.COMMITTED, XAState.COMMITTED_PENDING)
+_ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
+_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
+_ALONE = Job()  # of every branch that is the only one of its block: its work is called directly, and never late
+_DONE = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
+_ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+class DatabasePart:
+    """One database's part: its branch, and where that stands.
+
+    Attributes:
+        complete: the answer to ``complete``, once that was sent.
+    """
+
+    __slots__ = ("branch", "complete", "error", "job", "state")
+
+    def __init__(self, branch: XABranch, job: Job) -> None:
+        self.branch, self.job, self.state = branch, job, BranchState.ACTIVE
+        self.error: TransactionError | None = None
+        self.complete: Answer | None = None
+
+    def prepare(self, txid: str) -> None:
+        """Ask the database to prepare; afterwards ``state`` says what is known."""
+        self.state = BranchState.PREPARING
+        try:
+            self.branch.prepare()
+        except (RolledBackError, HeuristicError) as error:
+            self.error, self.state = error, BranchState.REFUSED
+        except Exception as error:  # noqa: BLE001  a driver's: it may be prepared
+            self.error = _maybe_prepared(error, txid)
+        else:
+            self.state = BranchState.PREPARED
+            crash_point("client.xa.prepared")
+
+    def commit(self) -> None:
+        """Commit what is prepared and decided."""
+        self.state = BranchState.ENDING
+        if self.branch.commit():
+            self.state = BranchState.COMMITTED
+            crash_point("client.xa.committed")
+        else:
+            self.state = BranchState.LEFT
+
+    def roll_back(self) -> None:
+        """Roll back; if it may be prepared, the broker has fenced the transaction before."""
+        is_prepared = self.state in _MAY_BE_PREPARED
+        self.state = BranchState.ENDING
+        if self.branch.roll_back(is_prepared):
+            self.state = BranchState.ROLLED_BACK
+            crash_point("client.xa.rolled_back")
+        else:
+            self.state = BranchState.LEFT
+
+    def leave(self) -> None:
+        """Close the connection, if the branch has not ended."""
+        if self.state not in _ENDED:
+            # If it is not prepared, that rolls it back; a resolver that looks for it finds nothing.
+            self.state = BranchState.LEFT
+            with suppress(Exception):
+                self.branch.abandon()
+
+
+class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
+    """See the module's docstring.
+
+    Args:
+        resolver: of a block with databases.
+
+    Attributes:
+        databases: the parts in databases.
+    """
+
+    def __init__(
+        self, homes: TransactionHomes, messages: MessageBuffer, resources: Sequence[Any] = (),
+        resolver: BackgroundResolver | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(homes, messages, XACoordinator(), XAEvent.INTERRUPTED)
+        self._resources, self._resolver = resources, resolver
+        self._branches: list[XABranch] = []
+        self.databases: list[DatabasePart] = []
+        self._encoded: list[Buffer] = []  # the decider's parts
+        self._pending: tuple[str, ...] = ()
+        self._unreported = 0  # hazards that the broker has yet to hear of
+
+    # --- the body ----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """See ``Ending``."""
+        homes, decider, branches, resolver = self._homes, self._decider, self._branches, self._resolver
+        assert resolver is not None
+        homes.go_to_likely_home()
+        decider.begin_for_caller()
+        try:
+            for given in self._resources:
+                resource, connection = given if isinstance(given, UsedXAConnection) else (given, None)
+                branches.append(resource.enlist(decider.cluster, decider.txid, decider.remaining_s, connection))
+                if len(branches) > 1:
+                    refuse_twins([branch.resource for branch in branches])  # its identity is known by now
+                resolver.add(resource)
+        except BaseException:
+            for branch in branches:
+                branch.roll_back(False)
+            homes.finished()
+            raise
+        self.databases = [DatabasePart(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
+
+    def connection(self, resource: Any) -> Any:
+        """See ``Ending``."""
+        for branch in self._branches:
+            if branch.resource is resource:
+                return branch.connection
+        raise no_part(resource)
+
+    def parts_streamed(self) -> None:
+        """See ``Ending``."""
+        self._homes.find(self._messages)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self, body_error: BaseException | None, failure: RolledBackError | None) -> Ended:
+        """See ``Ending``."""
+        is_sound = body_error is None and self.is_body_sound(self._branches, failure)
+        state = self.run(XAEvent.BODY_DONE if is_sound else XAEvent.BODY_FAILED)
+        ended = [branch.resource for branch in self._branches if branch.ended_by_body]
+        hazard = self._hazarded(ended) if ended else None
+        self._hand_over(state)
+        outcome, error = self._concluded(state) if hazard is None else (Outcome.UNKNOWN, hazard)
+        return Ended(outcome, outcome, error, self.interrupt)
+
+    def _hand_over(self, state: XAState) -> None:
+        txid, left, resolver = self._decider.txid, [], self._resolver
+        assert resolver is not None
+        for database in self.databases:
+            resource = database.branch.resource
+            if database.complete is not None:
+                resolver.completed(resource, txid, database.complete)
+            elif database.state not in _DONE or state is XAState.COMMITTED_PENDING:
+                left.append(resource)
+        if (state in COMMITTED_STATES or state is XAState.ROLLED_BACK) and not self._unreported:
+            # Whatever floor the session states, the broker keeps a decision until every branch is complete.
+            self._homes.finished()
+            on_end = _nothing
+        else:
+            on_end = self._finish
+        if not left:
+            if state is XAState.ROLLED_BACK_PENDING:
+                self._finish()  # only other homes are left: they ask
+            return
+        if on_end is not _nothing:
+            self._decider.keep()
+        self._pending = tuple(resource.name for resource in left)
+        for resource in left:
+            resolver.watch(resource, txid, self._resolved(resource.name, on_end))
+        resolver.wake()
+
+    def _resolved(self, name: str, on_end: Callable[[], None]) -> Callable[[], None]:
+        def resolved() -> None:
+            self._pending = tuple(other for other in self._pending if other != name)
+            if not self._pending:
+                on_end()
+
+        return resolved
+
+    def _hazard_reported(self) -> None:
+        self._unreported -= 1
+        self._finish()
+
+    def _finish(self) -> None:
+        if not (self._unreported or self._pending):
+            self._homes.finished()
+
+    def _hazarded(self, resources: Sequence[XAResource]) -> TransactionError:
+        """Have the broker keep that bodies ended branches by themselves; the error for the caller."""
+        txid, cause, resolver = self._decider.txid, self.error, self._resolver
+        assert resolver is not None
+        names = ", ".join(repr(resource.name) for resource in resources)
+        error = HeuristicHazardError(
+            f"the body ended the branch in {names} by itself (XA END, XA COMMIT); its rows may be there, no message "
+            f"was sent{'' if cause is None else f': {cause}'}",
+            txid,
+        )
+        error.__cause__ = cause
+        for resource in resources:
+            hazard = Hazard(txid, TransactionKind.XA, resource.name, resource.uuid or "", str(error))
+            try:
+                self._decider.rollback(hazard)
+            except TxmqError:
+                self._decider.keep()  # of what is finished the broker soon takes nothing more
+                self._unreported += 1
+                resolver.report(hazard, self._hazard_reported)
+        get_logger(txid=txid).error("heuristic: the body ended its branch by itself", error=str(error))
+        return error
+
+    def _concluded(self, state: XAState) -> tuple[Outcome, TransactionError | None]:
+        txid = self._decider.txid
+        if state in COMMITTED_STATES:
+            return (Outcome.COMMITTED, None)
+        if state is XAState.UNKNOWN:
+            return (Outcome.UNKNOWN, self.unanswered("decide was not answered"))
+        if isinstance(self.error, HeuristicError):  # the body ended a branch, which was there to be rolled back
+            cause, self.error = self.error, RolledBackError(str(self.error.args[0]), retriable=False)
+            self.error.__cause__, self.error.txid = cause, txid
+        return (Outcome.ROLLED_BACK, self.rolled_back())
+
+    def unanswered(self, what: str) -> OutcomeUnknownError:
+        """The caller's error: the request that decides was not answered."""
+        text = f"{what}: {self.error or self.interrupt}; ask client.outcome(txid)"
+        return OutcomeUnknownError(text, self._decider.txid)
+
+    def rolled_back(self) -> TransactionError:
+        """The caller's error: nothing happened."""
+        return self.error or RolledBackError("the transaction was rolled back", self._decider.txid)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Names of the resources whose branch the resolver finishes, and homes that could not be told; shrinks."""
+        return (*self._pending, *self._homes.pending)
+
+    def gather_results(self, deadline: float) -> None:
+        """See ``Ending``."""
+        if self.lines is not None:
+            self._messages.place(self._homes.gather(self.lines, deadline))
+
+    # --- effects: towards the decision -------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: XAEffect) -> XAEvent | None:
+        match effect:
+            case XAEffect.SEND_PARTS:
+                return self._send_parts()
+            case XAEffect.PREPARE_BRANCHES:
+                return self._prepare_branches()
+            case XAEffect.SEND_DECIDE:
+                return self._send_decide()
+            case XAEffect.COMMIT_BRANCHES:
+                return self._commit_branches()
+            case XAEffect.SEND_COMPLETE:
+                return self._send_complete()
+            case XAEffect.SEND_ROLLBACK:
+                return self._send_rollback()
+            case XAEffect.ROLL_BACK_BRANCHES:
+                return self._roll_back_branches()
+            case XAEffect.WITHDRAW:
+                self._withdraw()
+            case XAEffect.CLOSE_BRANCHES:
+                self._close_branches()
+            case XAEffect.LEAVE:
+                return self._leave()
+        return None
+
+    def _send_parts(self) -> XAEvent | None:
+        crash_point("client.xa.body_done")
+        homes, decider = self._homes, self._decider
+        try:
+            decider.check_deadline()
+            homes.take(self._messages, keyed=False)
+            beside = len(self.databases) * _ENTRY_SIZE_BYTES_MAX
+            if decider.streamed.parts or not decider.fits_one_request(decider.parts, beside):
+                homes.stream()
+            homes.stream_large_others()
+        except TxmqError as error:
+            self.error = rolled_back(error, decider.txid)
+            return XAEvent.PARTS_REFUSED
+        return None
+
+    def _prepare_branches(self) -> XAEvent:
+        homes, decider = self._homes, self._decider
+        homes.send_prepares(self._submit_branch)
+        with suppress(TxmqError):  # is raised again when they are to be sent
+            self._encoded = decider.encoded(decider.parts)  # the homes work meanwhile
+        self._on_all([partial(database.prepare, decider.txid) for database in self.databases])
+        homes.await_prepared(self._submit_branch)
+        errors = (*(database.error for database in self.databases), *(part.error for part in homes.others))
+        self.error = next((error for error in errors if error is not None), None)
+        return vote(self._states)
+
+    def _submit_branch(self, part: HomePart) -> Answer:
+        return part.submit_branch(self._decider.txid, part.parts, is_held=bool(self.databases))
+
+    def _send_decide(self) -> XAEvent:
+        """The same request until it is answered: the broker executes it once."""
+        crash_point("client.xa.all_prepared")
+        decider, is_doubtful = self._decider, False
+        try:
+            if decider.remaining_s > 0:  # otherwise the deadline ends it, not the broker
+                decider.reach()  # the databases may have taken long; what is never sent leaves nothing unknown
+        except RolledBackError as error:
+            return self._refused(error, is_doubtful=False)
+        entries = [_entry(database.branch) for database in self.databases]
+        homes = [part.txid for part in self._homes.others]
+        while True:
+            left_s = decider.remaining_s + (DECIDE_WAIT_S if is_doubtful else 0.0)
+            if left_s <= 0:
+                self.error = TransactionTimeoutError("the deadline passed before decide was answered", decider.txid)
+                return XAEvent.DECIDE_UNKNOWN if is_doubtful else XAEvent.DECIDE_REFUSED
+            try:
+                messages = self._encoded or decider.encoded(decider.parts)
+                reply = decider.submit_decide(messages, entries, homes, left_s)
+            except TxmqError as error:
+                # Rows are locked meanwhile; if a decide may have arrived they stay so, whatever the caller gets.
+                is_hopeless = not error.retriable or (not is_doubtful and not decider.is_back())
+                found = self._refused(error, is_doubtful=is_doubtful) if is_hopeless else None
+            else:
+                crash_point("client.xa.decide_sent")
+                found = self._decided(reply, is_doubtful=is_doubtful)
+                is_doubtful = True
+            if found is not None:
+                return found
+            decider.pause(RETRY_S)
+
+    def _decided(self, reply: Answer, *, is_doubtful: bool) -> XAEvent | None:
+        """Wait for the answer to ``decide``; None if there was none."""
+        try:
+            self.lines = parse_result_lines(reply.result())
+        except UnavailableError:
+            return None
+        except BrokerError as error:
+            return self._refused(error, is_doubtful=is_doubtful)
+        except TxmqError:
+            return None  # lost, late, or garbled: whether it was executed is not known
+        self._homes.decided(self.lines)
+        crash_point("client.xa.decided")
+        return XAEvent.DECIDED
+
+    def _refused(self, error: TxmqError, *, is_doubtful: bool) -> XAEvent:
+        self._decider.look_at_refusal(error)
+        self.error = rolled_back(error, self._decider.txid)
+        return XAEvent.DECIDE_DOUBTFUL if is_doubtful else XAEvent.DECIDE_REFUSED
+
+    # --- effects: after it -------------------------------------------------------------------------------------------
+
+    def _commit_branches(self) -> XAEvent:
+        self._homes.commit_others()
+        self._on_all([database.commit for database in self.databases])
+        return committed(database.state for database in self.databases)
+
+    def _send_complete(self) -> XAEvent:
+        """Not awaited: if it is lost, a resolver finds the branch in the broker's list."""
+        crash_point("client.xa.all_committed")
+        self._homes.commit_others()  # an interrupt may have come first
+        try:
+            for database in self.databases:
+                if database.state is BranchState.COMMITTED and database.complete is None:
+                    database.complete = self._decider.submit_complete(database.branch.resource.uuid or "")
+        except TxmqError:
+            return XAEvent.NOT_REPORTED
+        crash_point("client.xa.complete_sent")
+        return XAEvent.REPORTED
+
+    # --- effects: away from it ---------------------------------------------------------------------------------------
+
+    def _send_rollback(self) -> XAEvent:
+        try:
+            self._decider.rollback()
+        except TransactionConflictError:
+            return self._asked()
+        except FencedError:
+            return XAEvent.FORGOTTEN
+        except TxmqError:
+            return XAEvent.FENCE_UNKNOWN
+        crash_point("client.xa.fenced")
+        return XAEvent.FENCED
+
+    def _asked(self) -> XAEvent:
+        """Ask for the decision of a broker that has refused the rollback."""
+        decider = self._decider
+        try:
+            word, lines = parse_outcome(decider.home.control.call("outcome", decider.txid, timeout=ROLLBACK_TIMEOUT_S))
+        except TxmqError:
+            return XAEvent.FENCE_UNKNOWN
+        if word != Outcome.COMMITTED.value:
+            return XAEvent.FENCE_UNKNOWN
+        self.lines = lines
+        self._homes.decided(lines)
+        return XAEvent.DECIDED
+
+    def _roll_back_branches(self) -> XAEvent:
+        self._homes.send_rollbacks()
+        self._on_all([database.roll_back for database in self.databases])
+        self._homes.await_rolled_back()
+        return branches_rolled_back(self._states)
+
+    @property
+    def _states(self) -> list[BranchState]:
+        return [*(database.state for database in self.databases), *(part.state for part in self._homes.others)]
+
+    def _withdraw(self) -> None:
+        if self._decider.streamed.parts:
+            self._decider.try_rollback()
+
+    def _close_branches(self) -> None:
+        for database in self.databases:
+            database.job.when_free(database.leave)
+        for part in self._homes.others:
+            part.leave()
+
+    def _leave(self) -> XAEvent:
+        if self.coordinator.state is XAState.LEAVING:
+            self._homes.send_rollbacks()  # decide was never sent: they need not wait for the home that is away
+        self._close_branches()
+        return XAEvent.LEFT
+
+    def _on_all(self, works: Sequence[Callable[[], None]]) -> None:
+        if len(works) < 2:
+            for work in works:
+                work()
+            return
+        late = [database for database in self.databases if database.job.is_busy]
+        if not late:
+            run_all([database.job for database in self.databases], works)
+            return
+        # After an interrupt: late jobs end in their own threads, the others here.
+        for database, work in zip(self.databases, works, strict=True):
+            if database.job.is_busy:
+                database.job.when_free(database.leave)
+            else:
+                work()
+
+
+def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:
+    """The caller's error: the transaction is never decided, so nothing will have happened."""
+    cause = error.__cause__ if isinstance(error, PrepareUnknownError) else error
+    if isinstance(cause, RolledBackError):
+        return cause
+    wrapped = RolledBackError(f"XA PREPARE was not answered: {error}", txid)
+    wrapped.__cause__ = cause
+    return wrapped
+
+
+def _entry(branch: XABranch) -> bytes:
+    return encode_branch(branch.resource.name, branch.resource.uuid or "", branch.details())
