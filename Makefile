@@ -21,7 +21,7 @@
 # make drawn     ROWS=10000 SEED=33: rows with a drawn value of every type, in every character set, through a binlog sync: events and
 #                copy as the server's own SELECT shows them
 # make simulate  SEEDS=500: the same promises on a simulated disk, network and clock
-# make docs      the API reference out of the docstrings, into build/api
+# make docs      a site of all pages and the docstrings, with a search, into build/site
 # make house     the layout of txmq/ in figures, the places that break its rules, and the hands that a call passes
 # make clean     remove what the above made
 # PY=python3.12 chooses the interpreter that .venv is made with.
@@ -173,7 +173,7 @@ simulate: .venv/.dev
 	$(BIN)/python -m tools.simulation --seeds $(SEEDS)
 
 docs: .venv/.docs
-	@$(BIN)/python -m tools.api_docs
+	@$(BIN)/python -m tools.docs_site
 
 house: .venv/.dev
 	@$(BIN)/python -m tools.house
