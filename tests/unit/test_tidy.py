@@ -57,14 +57,10 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/passwords.py": (frozenset({"os"}), "the variable of a password"),
-    "txmq/client/consumer/retry/file_store.py": (
-        frozenset({"sqlite3", "pathlib"}),
-        "the retry store is an SQLite file: ARCHITECTURE.md, Decisions",
-    ),
-    "txmq/client/spooling/spool_reader.py": (frozenset({"sqlite3", "pathlib"}), "the same file as spool.py's"),
+    "txmq/client/consumer/retry/file_store.py": (frozenset({"pathlib"}), "the retry store is a local store"),
     "txmq/client/spooling/spool.py": (
         frozenset({"sqlite3", "pathlib"}),
-        "the spool is an SQLite file: ARCHITECTURE.md, Decisions",
+        "the spool is a local store, with a commit of its own: ARCHITECTURE.md, Decisions",
     ),
     "txmq/xa/database/sqlite_file.py": (frozenset({"sqlite3"}), "who settles opens an application's SQLite file"),
     "txmq/spark/audit/output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),

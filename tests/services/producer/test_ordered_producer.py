@@ -163,7 +163,7 @@ def test_log_tells_the_fate_of_a_message_whose_session_ended(
 def test_spool_without_secrets_is_stored_once_in_any_case(
     was_stored: bool, client: txmq.Client, tmp_path: Path
 ) -> None:
-    """A spool of the version before: its session cannot be resumed, so the log says what became of the batch."""
+    """Its session cannot be resumed, so the log says what became of the batch."""
     with _ordered(client, tmp_path) as producer:
         producer.send("t", b"0", b"k")
         partition, identity = ("t", SELECTOR.partition_of(b"k", 4)), producer._homes.any().sender.core.identity

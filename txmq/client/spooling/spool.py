@@ -1,6 +1,6 @@
 """The spool: batches on local disk that wait for their partition, in order, with the sequences they were sent with.
 
-A directory with an SQLite file in WAL mode and ``synchronous=FULL``: a batch is on disk when ``append`` returns. One
+A directory with a local store (``runtime/local_store.py``): a batch is on disk when ``append`` returns. One
 row is one encoded batch, kept as it was encoded. Its *assigned sequence* (session, epoch, sequence) is in columns of
 its own, so that the same row always gives the same bytes, by which the broker recognises a duplicate. A row without
 one was certainly never stored. A sequence is assigned before the batch is sent.
@@ -26,15 +26,13 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from txmq.client.producer.batches import MeantTopic
-from txmq.client.spooling.spool_reader import SpoolReader
 from txmq.client.spooling.spool_rows import (
-    CHANGES,
     COLUMNS,
     COUNT_OF_TOPIC,
     END_SESSION,
@@ -45,8 +43,8 @@ from txmq.client.spooling.spool_rows import (
     OF_SESSION,
     PARK_TOPIC,
     RAISE_EPOCH,
-    READABLE,
     REMEMBER_TOPIC,
+    SCHEMA,
     UNASSIGN,
     UNASSIGN_BEHIND,
     UNPARK,
@@ -57,14 +55,15 @@ from txmq.client.spooling.spool_rows import (
     Held,
     SpoolIdentity,
     Ticket,
+    entry_of,
     identity_row,
     sequence_row,
 )
 from txmq.errors import SpoolFullError, StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
+from txmq.runtime.local_store import open_store, storage_errors
 from txmq.runtime.os_disk import OSDisk, OSLock
-from txmq.runtime.private_files import open_private
 from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 1 << 30
@@ -72,7 +71,7 @@ FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
 GROUP_MAX = 500  # appends that share one transaction
 
 
-class Spool(SpoolReader):
+class Spool:
     """Batches on disk; see the module's docstring. Thread safety: any thread of the process that opened it.
 
     Raises:
@@ -103,32 +102,13 @@ class Spool(SpoolReader):
                 self._owner = self._disk.lock(LOCK_NAME)
             elif not (self.path / name).is_file():
                 raise StorageError(f"{self.path} holds no spool")
-            self._columns = COLUMNS[self._open(self.path / name, undo, read_only=read_only)]
+            self._database = open_store(self.path / name, SCHEMA, VERSION, "spool", read_only=read_only)
+            undo.callback(self._database.close)
+            if not read_only:
+                with storage_errors(self.path):
+                    self._database.execute(FORGET_UNNAMED)
             self._recount()
             undo.pop_all()
-
-    def _open(self, file: Path, undo: ExitStack, *, read_only: bool) -> int:
-        """Returns the version of the file."""
-        try:
-            if not read_only:
-                open_private(file, "ab").close()  # SQLite gives its other files the mode of this one
-            target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-            database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False)
-            undo.callback(database.close)
-            version: int = database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (READABLE if read_only else CHANGES):
-                raise StorageError(f"{file}: version {version} of a spool, this txmq reads {VERSION}")
-            if not read_only:
-                mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-                database.execute("PRAGMA synchronous=FULL")
-                if mode != "wal":
-                    raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
-                changes = CHANGES[version] + FORGET_UNNAMED
-                database.executescript(f"BEGIN IMMEDIATE; {changes} PRAGMA user_version={VERSION}; COMMIT;")
-        except (OSError, sqlite3.Error) as error:
-            raise StorageError(f"{file}: {error}") from error
-        self._database = database
-        return version if read_only else VERSION
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -381,6 +361,55 @@ class Spool(SpoolReader):
         self._counts, self._size_bytes = {(topic, partition): count for topic, partition, count in rows}, size
 
     # --- reading -----------------------------------------------------------------------------------------------------
+
+    @blocking
+    def head(self, partition: TopicPartition, limit: int, size_bytes_max: int = 1 << 30) -> list[Entry]:
+        """The first batches of a partition that wait: up to ``size_bytes_max`` together, and at least one."""
+        front = "WHERE topic = ? AND partition = ? AND NOT parked ORDER BY number LIMIT ?"
+        sizes = self._rows(f"SELECT length(content) FROM batches {front}", (*partition, limit))  # noqa: S608  a constant
+        count = sum(1 for total in accumulate(size for (size,) in sizes) if total <= size_bytes_max)
+        return self._read(front, (*partition, max(count, min(1, limit))))
+
+    @blocking
+    def parked(self, limit: int = 1000) -> list[Entry]:
+        """Batches that are parked."""
+        return self._read("WHERE parked ORDER BY number LIMIT ?", (limit,))
+
+    @blocking
+    def entries(self, limit: int = 1000) -> list[Entry]:
+        """All batches, in order of arrival."""
+        return self._read("ORDER BY number LIMIT ?", (limit,))
+
+    @blocking
+    def summary(self) -> list[tuple[str, int, int, int, int, int]]:
+        """For each partition: topic, partition, messages waiting, parked, bytes, time of the oldest in ms."""
+        return self._rows(
+            "SELECT topic, partition, sum(messages * NOT parked), sum(messages * parked), sum(length(content)),"
+            " min(created_ms) FROM batches GROUP BY topic, partition ORDER BY topic, partition", (),
+        )  # fmt: skip
+
+    @blocking
+    def topics(self) -> dict[str, MeantTopic]:
+        """Topics by name."""
+        rows = self._rows("SELECT name, topic_id, partitions FROM topics", ())
+        return {name: MeantTopic(topic_id, partitions) for name, topic_id, partitions in rows}
+
+    @blocking
+    def sessions(self) -> list[SpoolIdentity]:
+        """Sessions whose batches may still be on their way."""
+        rows = self._rows("SELECT cluster, home, session, epoch FROM sessions WHERE NOT is_over", ())
+        return [
+            SpoolIdentity(int(cluster, 16), int(home, 16), int(session, 16), epoch)
+            for cluster, home, session, epoch in rows
+        ]
+
+    def _read(self, condition: str, values: Sequence[object]) -> list[Entry]:
+        # The text is a constant; what comes from outside are values.
+        return [entry_of(row) for row in self._rows(f"SELECT {COLUMNS} FROM batches {condition}", values)]  # noqa: S608
+
+    def _rows(self, query: str, values: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
+        with self._lock, storage_errors(self.path):
+            return self._database.execute(query, tuple(values)).fetchall()
 
     def count(self, partition: TopicPartition) -> int:
         """How many messages of a partition wait."""

@@ -8,9 +8,8 @@ from txmq.errors import TxmqError
 from txmq.model import ParkedMessage, TopicPartition
 
 VERSION = 4
-READABLE = (2, 3, VERSION)  # by readers that only look at batches
 EPOCH_MAX = 0x7FFF  # the broker's limit
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE batches (
   number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, partition INTEGER NOT NULL, content BLOB NOT NULL,
   created_ms INTEGER NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, reason TEXT NOT NULL DEFAULT '',
@@ -23,20 +22,6 @@ CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER, sec
   held_epoch INTEGER NOT NULL DEFAULT 0, is_over INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
 """
-_FROM_VERSION_3 = """
-ALTER TABLE batches ADD COLUMN topic_id INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE topics ADD COLUMN topic_id INTEGER NOT NULL DEFAULT 0;
-"""
-_FROM_VERSION_2 = (
-    """
-ALTER TABLE sessions ADD COLUMN secret TEXT NOT NULL DEFAULT '';
-ALTER TABLE sessions ADD COLUMN held_epoch INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE sessions ADD COLUMN is_over INTEGER NOT NULL DEFAULT 0;
-"""
-    + _FROM_VERSION_3
-)
-_FROM_VERSION_1 = "ALTER TABLE batches ADD COLUMN messages INTEGER NOT NULL DEFAULT 1;" + _FROM_VERSION_2
-CHANGES = {0: _SCHEMA, 1: _FROM_VERSION_1, 2: _FROM_VERSION_2, 3: _FROM_VERSION_3, VERSION: ""}
 FORGET_UNNAMED = """
 DELETE FROM sessions WHERE is_over AND NOT EXISTS (SELECT 1 FROM batches AS b WHERE b.cluster = sessions.cluster
   AND b.home = sessions.home AND b.session = sessions.session AND b.epoch = sessions.epoch);
@@ -47,11 +32,10 @@ RAISE_EPOCH = "UPDATE sessions SET held_epoch = min(held_epoch + 1, ?)" + _OF_SE
 HELD = "SELECT secret, held_epoch FROM sessions" + _OF_SESSION  # noqa: S608
 OF_SESSION = "SELECT EXISTS (SELECT 1 FROM batches" + _OF_SESSION + ")"  # noqa: S608
 END_SESSION = "UPDATE sessions SET is_over = 1" + _OF_SESSION  # noqa: S608
-_COLUMNS_BEFORE = (
+COLUMNS = (
     "number, topic, partition, content, created_ms, attempts, reason, parked, messages,"
-    " cluster, home, session, epoch, sequence, floor, "
+    " cluster, home, session, epoch, sequence, floor, topic_id"
 )
-COLUMNS = {version: _COLUMNS_BEFORE + ("topic_id" if version == VERSION else "0") for version in READABLE}
 INSERT = (
     "INSERT INTO batches (topic, partition, content, created_ms, messages, topic_id, cluster, home, session, epoch,"
     " sequence, floor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -84,7 +68,7 @@ class Held:
     """The means to resume a session.
 
     Attributes:
-        secret: empty if an older txmq noted none: the session cannot be resumed.
+        secret: empty if none was noted: the session cannot be resumed.
         epoch: under which this process is bound to it.
     """
 

@@ -306,51 +306,6 @@ def test_head_is_cut_by_size_and_holds_one_message(spool: Spool) -> None:
         assert [entry.content for entry in spool.head(PARTITION, 10, size)] == contents
 
 
-_TO_VERSION_3 = """
-ALTER TABLE batches DROP COLUMN topic_id;
-ALTER TABLE topics DROP COLUMN topic_id;
-PRAGMA user_version = 3;
-"""
-_TO_VERSION_2 = (
-    _TO_VERSION_3
-    + """
-DROP TABLE sessions;
-CREATE TABLE sessions (cluster TEXT, home TEXT, session TEXT, epoch INTEGER,
-  PRIMARY KEY (cluster, home, session, epoch)) WITHOUT ROWID;
-INSERT INTO sessions VALUES ('ffffffffffffffff', '8000000000000000', '11', 0);
-PRAGMA user_version = 2;
-"""
-)
-
-
-@pytest.mark.parametrize("change", ["", "ALTER TABLE batches DROP COLUMN messages; PRAGMA user_version = 1;"])
-def test_older_spool_is_adopted_whole_with_sessions_without_secret(tmp_path: Path, change: str) -> None:
-    spool = Spool(tmp_path)
-    spool.append(PARTITION, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
-    spool._database.executescript(_TO_VERSION_2 + change)
-    spool.close()
-    for _ in range(2):
-        with Spool(tmp_path) as taken:
-            (entry,) = taken.entries()
-            assert (entry.messages, entry.assigned, taken.count(PARTITION)) == (1, AssignedSequence(IDENTITY, 5, 0), 1)
-            assert taken.sessions() == [IDENTITY]
-            assert taken.take_session(IDENTITY).secret == ""
-
-
-def test_rows_without_topic_id_are_for_any_topic(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
-    spool.append(PARTITION, b"1", 1, AssignedSequence(IDENTITY, 5, 0))
-    spool.remember_topic("orders", MeantTopic(7, 4))
-    spool._database.executescript(_TO_VERSION_3)
-    spool.close()
-    for _ in range(2):
-        with Spool(tmp_path) as taken:
-            assert [(entry.topic_id, entry.assigned) for entry in taken.entries()] == [
-                (0, AssignedSequence(IDENTITY, 5, 0))
-            ]
-            assert taken.topics() == {"orders": MeantTopic(0, 4)}
-
-
 def test_what_is_meant_for_one_topic_is_parked_together(spool: Spool) -> None:
     for topic_id in (7, 7, 0, 8):
         ticket = spool.enqueue(PARTITION, b"1", 1, None, 2, topic_id)
@@ -365,16 +320,6 @@ def test_what_is_meant_for_one_topic_is_parked_together(spool: Spool) -> None:
     assert spool.waiting == {PARTITION: 4, ("orders", 4): 1}
     assert spool.unpark() == 4
     assert [entry.topic_id for entry in spool.head(PARTITION, 9)] == [0, 0, 0, 8]
-
-
-@pytest.mark.parametrize("change", [_TO_VERSION_2, _TO_VERSION_3])
-def test_who_only_looks_reads_the_version_before(tmp_path: Path, change: str) -> None:
-    spool = Spool(tmp_path)
-    spool.append(PARTITION, b"1", 1)
-    spool._database.executescript(change)
-    spool.close()
-    with Spool(tmp_path, read_only=True) as seen:
-        assert [entry.content for entry in seen.entries()] == [b"1"]
 
 
 def test_each_process_that_takes_a_session_raises_its_epoch(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The retry store: contents of deferred messages, on local disk.
 
-An SQLite file in WAL mode and ``synchronous=FULL``: a message is on disk when ``put`` returns. The group's saved offset
+A local store (``runtime/local_store.py``): a message is on disk when ``put`` returns. The group's saved offset
 (``deferred``) decides which messages are deferred. This file keeps their contents, past retention and restarts, and
 lets an operator look at them. A row that the group does not name is stale: its message comes again by itself, or was
 acknowledged elsewhere. So is one of another log (``txmq.log.history``): it is of a message that is no longer there.
@@ -15,20 +15,16 @@ Invariants:
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from txmq.errors import StorageError
 from txmq.model import Message
-from txmq.runtime.private_files import open_private
+from txmq.runtime.local_store import open_store, storage_errors
 from txmq.runtime.threads import Lock, blocking
 
 SIZE_BYTES_MAX = 64 << 20
 VERSION = 2
-BUSY_S = 5.0  # that another process may hold the file
 _SCHEMA = """
 CREATE TABLE messages (
   group_name TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
@@ -60,28 +56,7 @@ class RetryStore:
     def __init__(self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
         self.path, self.size_bytes_max = Path(path), size_bytes_max
         self._lock = Lock()
-        with self._storage_errors():
-            open_private(self.path, "ab").close()  # SQLite gives its other files the mode of this one
-            self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
-            try:
-                self._prepare()
-            except BaseException:
-                self._database.close()
-                raise
-
-    def _prepare(self) -> None:
-        mode = self._database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-        self._database.execute("PRAGMA synchronous=FULL")
-        if mode != "wal":
-            raise StorageError(f"{self.path}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
-        self._database.execute("BEGIN IMMEDIATE")  # two that make it at once: the second finds it made
-        version = self._database.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._database.execute(_SCHEMA)
-            self._database.execute(f"PRAGMA user_version={VERSION}")
-        self._database.execute("COMMIT")
-        if version not in (0, VERSION):
-            raise StorageError(f"{self.path}: version {version} of a retry store, this txmq reads {VERSION}")
+        self._database = open_store(self.path, _SCHEMA, VERSION, "retry store")
 
     @blocking
     def put(self, rows: Sequence[Stored]) -> list[int | None] | None:
@@ -89,7 +64,7 @@ class RetryStore:
 
         Durability: on disk when this returns.
         """
-        with self._lock, self._storage_errors(), self._database:
+        with self._lock, storage_errors(self.path), self._database:
             self._database.execute("BEGIN IMMEDIATE")
             for row in rows:
                 self._database.execute(f"DELETE FROM messages {_ONE}", _place(row))
@@ -108,7 +83,7 @@ class RetryStore:
     @blocking
     def remove(self, group: str, topic: str, partition: int, offset: int) -> bool:
         """Forget a message; whether it was there."""
-        with self._lock, self._storage_errors():
+        with self._lock, storage_errors(self.path):
             cursor = self._database.execute(
                 f"DELETE FROM messages {_ONE}",
                 (group, topic, partition, offset),
@@ -119,7 +94,7 @@ class RetryStore:
     def read(self, group: str | None = None) -> list[Stored]:
         """The rows of one group or of all, in order of topic, partition, offset."""
         where, arguments = ("", ()) if group is None else ("WHERE group_name = ?", (group,))
-        with self._lock, self._storage_errors():
+        with self._lock, storage_errors(self.path):
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM messages {where} ORDER BY 1, 2, 3, 4",
                 arguments,
@@ -129,7 +104,7 @@ class RetryStore:
     @blocking
     def partition(self, group: str, topic: str, partition: int) -> dict[int, Stored]:
         """The rows of one partition, by offset."""
-        with self._lock, self._storage_errors():
+        with self._lock, storage_errors(self.path):
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM messages WHERE group_name = ? AND topic = ? AND partition = ?",
                 (group, topic, partition),
@@ -141,13 +116,6 @@ class RetryStore:
         """Close the file."""
         with self._lock:
             self._database.close()
-
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, sqlite3.Error) as error:
-            raise StorageError(f"{self.path}: {error}") from error
 
 
 def _place(stored: Stored) -> tuple[str, str, int, int]:
