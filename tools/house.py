@@ -1,9 +1,8 @@
-"""``make house``: measure the layout of txmq/ and check the rules that keep it easy to find one's way in.
+"""``make house``: the size of each room beside its budget, and what makes it hard to find one's way in.
 
-The report has one row for each folder: members (modules and sub-packages directly in it), levels (modules on the
-longest chain of imports among the members) and imports between members. Below it stand the longest chain of imports
-of the whole package, the rules that do not hold, and the hands that a call passes on the client's side
-(``tools/traces.py``). The exit code is 1 if a rule does not hold.
+The report has the rooms of txmq/ with lines and files, the modules with one importer, Protocols that one module alone
+names, and the longest chain of imports. Below it stand prose that cites what is not there, which is an error, and the
+hands that a call passes on the client's side (``tools/traces.py``).
 
 ``--rev REV`` measures another commit, for a comparison.
 """
@@ -20,14 +19,26 @@ import sys
 import tarfile
 import tempfile
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("txmq", "pyspark_txmq", "tests", "tools", "examples", "bench")
-MODULE_LINES_MAX = 450
-FOLDER_FILES_MAX = 22
+ROOMS = {  # packages, lines that are wanted
+    "values, runtime, protocol, redo, log, registry": (("", "runtime", "protocol", "redo", "log", "registry"), 12_500),
+    "broker": (("broker",), 14_000),
+    "client, aio": (("client", "aio"), 16_000),
+    "xa": (("xa",), 6_300),
+    "outbox, django, sqlalchemy": (("outbox", "django", "sqlalchemy"), None),
+    "binlog": (("binlog",), 7_500),
+    "spark": (("spark",), 6_000),
+    "cli": (("cli",), 4_300),
+    "testing": (("testing",), 2_000),
+}
+TOTALS = {"txmq": (75_000, 380), "tests": (70_000, None), "tools": (16_000, None)}  # lines, files
+CHAIN_MAX = 28
 CITED = re.compile(r"(?<![\w/*<.-])((?:[\w-]+/)*[\w-]+\.(?:py|md|toml))\b")
 CITED_ELSEWHERE = frozenset(
     {
@@ -42,19 +53,6 @@ COMPOSED = re.compile(r"_*[a-z]+(?:_[a-z0-9]+)+")  # a module's, function's or v
 NAMES_ELSEWHERE = frozenset(
     {"_reset_watchers", "_session_callback", "get_json_object", "my_gcvt", "publish_async", "xa_detach_on_prepare"}
 )
-# Parts of identifiers that were given up for the field's words (docs/glossary.md).
-FORMER_WORDS = frozenset(
-    {
-        "aside", "beat", "bury", "claim", "claims", "desk", "fate", "lane", "lanes", "patience", "patient", "peer",
-        "peers", "settler", "tracker", "trackers", "undone", "unsure",
-    }
-)  # fmt: skip
-FORMER_CLASSES = frozenset(
-    {
-        "Alone", "Aside", "Claims", "FakeHome", "Fate", "Half", "Hold", "Holds", "Lane", "Link", "Patience", "Peer",
-        "Pin", "Place", "Settler", "Share", "Side", "Slot", "Tracker", "TransactionHome", "Turns", "XaDesk",
-    }
-)  # fmt: skip
 
 
 class Module(NamedTuple):
@@ -65,14 +63,14 @@ class Module(NamedTuple):
     text: str
 
 
-class Folder(NamedTuple):
-    """One row of the report."""
+class Room(NamedTuple):
+    """One row of the report; what is wanted is None where there is no budget."""
 
     name: str
+    lines: int
+    lines_wanted: int | None
     files: int
-    members: int
-    levels: int
-    imports: int
+    files_wanted: int | None = None
 
 
 class House:
@@ -95,21 +93,40 @@ class House:
                     inner = f"{node.module}.{alias.name}"
                     yield inner if inner in self.modules else str(node.module)
 
-    def folders(self) -> list[Folder]:
-        """Every package with its figures."""
-        packages = sorted(name for name, module in self.modules.items() if module.path.name == "__init__.py")
-        return [self._folder(name) for name in packages]
+    def rooms(self) -> list[Room]:
+        """Lines and files, room by room, and of the whole."""
+        found = []
+        for name, (packages, wanted) in ROOMS.items():
+            texts = [module.text for module in self.modules.values() if _package(module.name) in packages]
+            found.append(Room(name, sum(text.count("\n") for text in texts), wanted, len(texts)))
+        for folder, (lines, files) in TOTALS.items():
+            texts = [path.read_text("utf-8") for path in (self.root / folder).rglob("*.py")]
+            found.append(Room(folder, sum(text.count("\n") for text in texts), lines, len(texts), files))
+        return found
 
-    def _folder(self, package: str) -> Folder:
-        depth = package.count(".") + 2
-        members = {".".join(name.split(".")[:depth]) for name in self.modules if name.startswith(f"{package}.")}
-        edges: dict[str, set[str]] = {member: set() for member in members}
-        for name, imported in self.imports.items():
-            member = ".".join(name.split(".")[:depth])
-            if member in members:
-                edges[member] |= {".".join(other.split(".")[:depth]) for other in imported} & members - {member}
-        files = sum(1 for path in self.modules[package].path.parent.glob("*.py") if path.name != "__init__.py")
-        return Folder(package, files, len(members), len(_longest(edges)), sum(map(len, edges.values())))
+    def single_importers(self) -> list[str]:
+        """Modules that one other module imports, and no more."""
+        importers = Counter(other for imported in self.imports.values() for other in imported)
+        return sorted(name for name, count in importers.items() if count == 1)
+
+    def lone_protocols(self) -> list[str]:
+        """Protocols that no file but their own names."""
+        words = {name: set(re.findall(r"\w+", module.text)) for name, module in self.modules.items()}
+        return [
+            f"{name}.{node.name}"
+            for name, module in self.modules.items()
+            for node in ast.walk(ast.parse(module.text))
+            if isinstance(node, ast.ClassDef) and _is_protocol(node)
+            and all(node.name not in found for other, found in words.items() if other != name)
+        ]  # fmt: skip
+
+    def classes(self) -> tuple[int, int]:
+        """How many classes there are, and how many of them are Protocols."""
+        nodes = [
+            node for module in self.modules.values() for node in ast.walk(ast.parse(module.text))
+            if isinstance(node, ast.ClassDef)
+        ]  # fmt: skip
+        return len(nodes), sum(map(_is_protocol, nodes))
 
     def longest_chain(self) -> list[str]:
         """The modules on the longest chain of imports; packages' own files left out."""
@@ -119,25 +136,6 @@ class House:
             if self.modules[name].path.name != "__init__.py"
         }
         return _longest(edges)
-
-    def broken_rules(self) -> Iterator[str]:
-        """One line for each place at which a rule does not hold."""
-        for folder in self.folders():
-            if folder.files > FOLDER_FILES_MAX:
-                yield f"{folder.name}: {folder.files} files, at most {FOLDER_FILES_MAX}"
-        for module in self.modules.values():
-            place = module.path.relative_to(self.root).as_posix()
-            lines = module.text.count("\n")
-            if lines > MODULE_LINES_MAX:
-                yield f"{place}: {lines} lines, at most {MODULE_LINES_MAX}"
-            yield from (f"{place}:{line}: {word}" for line, word in _former_words(module.text))
-            yield from (
-                f"{place}:{number}: client: Any"
-                for number, text in enumerate(module.text.splitlines(), 1)
-                if re.search(r"\bclient: Any\b", text)
-            )
-        yield from self.missing_citations()
-        yield from self.missing_names()
 
     def missing_citations(self) -> Iterator[str]:
         """One line for each file that a comment or docstring names and that is not there."""
@@ -162,20 +160,23 @@ class House:
                         yield f"{path.relative_to(self.root).as_posix()}:{line}: {name} is not in the code"
 
 
+def _package(module: str) -> str:
+    """The package right below txmq that a module is in; empty for those of txmq itself."""
+    parts = module.split(".")
+    return parts[1] if (ROOT / "txmq" / parts[min(1, len(parts) - 1)]).is_dir() and len(parts) > 1 else ""
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in bases)
+
+
 def _words_of_code(text: str) -> set[str]:
     """Names, and the words of strings that are no docstrings."""
     kinds = (tokenize.NAME, tokenize.STRING)
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     code = [token.string for token in tokens if token.type in kinds and not token.string.startswith('"""')]
     return {word for part in code for word in re.findall(r"\w+", part)}
-
-
-def _former_words(text: str) -> Iterator[tuple[int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        parts = token.string.split("_")
-        is_former = token.string.lstrip("_") in FORMER_CLASSES or not FORMER_WORDS.isdisjoint(parts)
-        if token.type == tokenize.NAME and is_former:
-            yield token.start[0], token.string
 
 
 def _found_in_prose(text: str, pattern: re.Pattern[str]) -> Iterator[tuple[int, str]]:
@@ -212,21 +213,28 @@ def _checkout(rev: str, folder: Path) -> Path:
 
 
 def _report(house: House, as_json: bool) -> int:
-    folders, chain, broken = house.folders(), house.longest_chain(), list(house.broken_rules())
+    rooms, chain, classes = house.rooms(), house.longest_chain(), house.classes()
+    single, lone = house.single_importers(), house.lone_protocols()
+    wrong = [*house.missing_citations(), *house.missing_names()]
     if as_json:
+        figures = {"rooms": [row._asdict() for row in rooms], "classes": classes[0], "protocols": classes[1]}
         print(
             json.dumps(
-                {"folders": [row._asdict() for row in folders], "longest_chain": chain, "broken": broken}, indent=2
+                {**figures, "single_importers": single, "lone_protocols": lone, "chain": chain, "wrong": wrong},
+                indent=2,
             )
         )
-        return bool(broken)
-    print(f"{'folder':34}{'files':>6}{'members':>9}{'levels':>8}{'imports':>9}")
-    for row in folders:
-        print(f"{row.name:34}{row.files:6}{row.members:9}{row.levels:8}{row.imports:9}")
-    print(f"\n{len(house.modules)} files; the longest chain of imports has {len(chain)}:\n  " + " > ".join(chain))
-    print(f"\n{len(broken)} rules do not hold" + ("" if not broken else ":"))
-    print("\n".join(f"  {line}" for line in broken))
-    return bool(broken)
+        return bool(wrong)
+    print(f"{'room':48}{'lines':>8}{'wanted':>8}{'files':>7}{'wanted':>8}")
+    for row in rooms:
+        print(f"{row.name:48}{row.lines:8}{row.lines_wanted or '':>8}{row.files:7}{row.files_wanted or '':>8}")
+    print(f"\n{classes[0]} classes, {classes[1]} of them Protocols; {len(lone)} of these are named in one file alone:")
+    print("\n".join(f"  {name}" for name in lone))
+    print(f"{len(single)} modules have one importer")
+    print(f"the longest chain of imports has {len(chain)} (wanted {CHAIN_MAX}):\n  " + " > ".join(chain))
+    print(f"\n{len(wrong)} citations of what is not there" + ("" if not wrong else ":"))
+    print("\n".join(f"  {line}" for line in wrong))
+    return bool(wrong)
 
 
 def main() -> int:
