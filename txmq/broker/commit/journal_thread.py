@@ -34,7 +34,7 @@ class JournalThread:
     def choose(self, size_bytes: int, syncs: bool, is_beside_checkpoint: bool) -> StepThread:
         """The thread for a group of that size, which is synced at once or later."""
         if syncs:
-            # A disk that syncs the files of a checkpoint makes the journal wait (docs/benchmarks.md, "Stalls").
+            # The files of a checkpoint make the journal wait for the disk (docs/benchmarks.md, "Stalls of the loop").
             is_fast = (
                 size_bytes <= self._synced_size_bytes_max
                 and self.sync_ms <= self._sync_ms_max
