@@ -146,17 +146,18 @@ class GroupCampaign:
 
     def _change(self) -> None:
         action = self._rng.choices(ACTIONS, WEIGHTS)[0]
-        member = self._rng.choice(self._members)
-        if action in ("leave", "kill") and len(self._members) - len(self._paused) <= MEMBERS_MIN:
-            action = "join"
-        if action == "join" and len(self._members) < MEMBERS_MAX:
+        are_few, is_full = len(self._members) - len(self._paused) <= MEMBERS_MIN, len(self._members) >= MEMBERS_MAX
+        member = self._rng.choice([*self._paused] if are_few and is_full else self._members)
+        if are_few and action != "broker":
+            action = "kill" if is_full else "join"  # one of those that stand still
+        if action == "join" and not is_full:
             member = self._join()
         elif action in ("join", "leave") and member not in self._paused:
             action = "leave"
             member.signal(signal.SIGTERM)
             self._members.remove(member)
             self._leaving.append(member)
-        elif action == "stop" and member not in self._paused and len(self._members) - len(self._paused) > MEMBERS_MIN:
+        elif action == "stop" and member not in self._paused:
             self._pause(member)
         elif action == "broker":
             self._kill_broker()
