@@ -140,7 +140,7 @@ def _traced(tracer: Tracer, address: str, file: Path) -> list[Trace]:
 
 
 def report(found: list[Trace]) -> str:
-    """A table beside what is wanted."""
+    """A table of what was found and what is wanted."""
     lines = [f"{'a warm call':30}{'calls':>7}{'wanted':>8}{'files':>7}{'wanted':>8}{'changes of file':>17}"]
     for one in found:
         calls, files = WANTED[one.name]

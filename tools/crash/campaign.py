@@ -67,8 +67,8 @@ class Campaign:
     Attributes:
         settle_s_max: nothing may stay in doubt for longer, everybody being up.
         settle_every: after so many cycles it is waited for; the faults of a cycle before that last until then.
-        brokers: those that run, or are to be started again.
-        doors: who comes in, and how; the campaign itself as the operator, each process as a user of its own.
+        brokers: those that run, or must be started again.
+        doors: who may connect, and how; the campaign itself as the operator, each process as a user of its own.
     """
 
     settle_s_max = SETTLE_S_MAX
@@ -81,7 +81,7 @@ class Campaign:
 
     def __init__(self, directory: Path, seed: int, sync: str = "always", say: Callable[[str], None] = print) -> None:
         self.world, self._say = self.make_world(directory), say
-        # Two streams: how often a process is started must not change who dies next.
+        # Two streams: how often a process is started must not change what dies next.
         self._plan, self._worker_seeds = self.deaths(random.Random(seed)), random.Random(-seed - 1)
         self.settings: dict[str, object] = {**BROKER_SETTINGS, "sync": sync}
         self.brokers: list[BrokerProcess] = []
@@ -96,7 +96,7 @@ class Campaign:
         return CampaignDirectory(directory)
 
     def deaths(self, rng: random.Random) -> Iterator[Death]:
-        """Who dies when."""
+        """What dies when."""
         return deaths(rng)
 
     def _child(self, name: str, command: Callable[[str], list[str]]) -> Child:

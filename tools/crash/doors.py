@@ -1,4 +1,4 @@
-"""Who comes in to a campaign's brokers: anybody, in plaintext; or over TLS a user for each process, with what it needs.
+"""Who connects to a campaign's brokers: anybody, in plaintext; or over TLS a user for each process, with what it needs.
 
 Theory of operation. ``Doors`` is what a campaign has without ``--tls``. ``GuardedDoors`` is a CA below the campaign's
 directory. Brokers, and ZooKeeper, have a certificate for this machine, whose host names clients check; they ask for a

@@ -1,4 +1,4 @@
-"""Who dies when: the deaths of a campaign, drawn from its seed.
+"""What dies when: the deaths of a campaign, drawn from its seed.
 
 Every second death is SIGKILL from outside at a random moment, of the broker, a worker, both, or all at once. The
 others go through the declared crash points in a random order, round after round, so that each is hit often in a long
@@ -33,7 +33,7 @@ _VISITS_MAX = {
     "journal": 150,
     "broker": 150,
 }
-# What a worker must leave in doubt for a resolver to come to the point.
+# What a worker must leave in doubt for a resolver to reach the point.
 LEFT_FOR_RESOLVER = {
     "resolver.marker_inserted": "client.tx.prepared",
     "resolver.token_drawn": "client.tx.prepared",

@@ -89,7 +89,7 @@ class Teller(Writer):
         places: list[tuple[int | None, int | None]] = [(item.partition, item.offset) for item in tx.results]
         places = places or [(None, None)] * len(planned)
         sends = [[*send, *place] for send, place in zip(planned, places, strict=True)]
-        # A message without an offset waits for its place, behind branches that other homes decide about.
+        # A message without an offset waits for its place after branches that other homes decide about.
         more = {"pend": True} if tx.pending or any(offset is None for _, offset in places) else {}
         self.history.write("txn", "ok", operation, [*rows, *sends], txid=text_of_txid(tx.txid), **more)
 
@@ -164,7 +164,7 @@ class TransactingWorker(Teller):
                     self.producer.send(topic, value.encode(), key=key.encode() or None)
                 if acked is not None:
                     tx.ack(acked)
-                if not is_early:  # drawn behind the body, from a home that takes part
+                if not is_early:  # drawn after the body, from a home that takes part
                     is_invoked = self._invoked(operation, [*rows, *planned], tx)
                 if self.rng.random() < CHANGES_ITS_MIND:
                     raise ChangedMindError

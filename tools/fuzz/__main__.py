@@ -3,7 +3,7 @@
 After that, for as long, odd values in sound requests, which the broker keeps for others (``kept``).
 
 Exit 0: the broker lives, has logged no error, answered a witness (in plaintext and by TLS) all the time, and gave back
-memory and descriptors; what is kept was refused, or stopped nobody who read it. 1: what was not so. The same seed sends
+memory and descriptors; what is kept was refused, or stopped no reader. 1: what was not so. The same seed sends
 the same bytes.
 """
 

@@ -54,7 +54,7 @@ class Strangers:
         self._send(connection, self._maybe_altered(self._rng.choice([*PROBES.values()])))
 
     def begins_a_handshake(self, connection: socket.socket) -> None:
-        """A client's first message, altered, cut, doubled; a second one behind it."""
+        """A client's first message, altered, cut, doubled; a second one after it."""
         data = self._maybe_altered(self._hello())
         self._send(connection, data * self._rng.choice((1, 1, 2)))
 

@@ -91,7 +91,7 @@ class Player:
         words = [word for word in OF_ANOTHER_HOME if word in extensions]
         for word in words:
             extensions[word] = other_txid(self.node, int(extensions[word] or 0))
-        # No registry stands behind it: topics are made as by a broker that is alone.
+        # There is no registry: topics are made as by a broker that is alone.
         self.node.context.cluster = ClusterView() if words else None
         self.client.send(ask.verb, *arguments, extensions=extensions, body=body, opaque=ask.opaque)
 

@@ -129,7 +129,7 @@ class Script:
 
         Args:
             homes: it has a branch at another home.
-            waits: behind a branch here; the ``commit`` that follows tells its places.
+            waits: for a branch here; the ``commit`` that follows tells its places.
         """
         body = self._parts(counter, places, count, keys="7" if waits else "")
         return self._commit(counter, body, places, {"homes": counter} if homes else None, waits=waits)

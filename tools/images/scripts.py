@@ -47,13 +47,13 @@ def answers_before_partition_files(name: str) -> Script:
 
 
 def local_over_two_topics(name: str) -> Script:
-    """Local transactions over two topics, alone and beside puts in one group."""
+    """Local transactions over two topics, alone and together with puts in one group."""
     script = Script(name).topic("a", partitions=2).topic("b").put("a").local(1, A, B)
     return script.together().put("a").local(2, A, A, B).put("b").local(3, B).apart().local(4, A1, B, count=3)
 
 
 def local_with_restart_and_checkpoint(name: str) -> Script:
-    """Outcomes survive in the checkpoint and behind it."""
+    """Outcomes survive in the checkpoint and after it."""
     script = Script(name).topic("a", partitions=2).topic("b").local(1, A, B).checkpoint().local(2, A, B).restart()
     return script.local(3, B, A1).checkpoint().put("a").local(4, A)
 
@@ -122,7 +122,7 @@ def journal_files(name: str) -> Script:
 
 
 def segments_roll(name: str) -> Script:
-    """Segments of 4 KiB roll inside a group, inside a transaction, and behind a checkpoint."""
+    """Segments of 4 KiB roll inside a group, inside a transaction, and after a checkpoint."""
     script = Script(name, padding=900).topic("a", partitions=2, segment_size_bytes=4096).topic("b")
     script.put("a", size=2500).put("a", size=1200).put("a", size=1200).local(1, A, A, A, B).checkpoint()
     script.together().put("a", size=1500).put("a", size=1500).put("a", size=1500).apart()
@@ -166,7 +166,7 @@ def synced_at_intervals(name: str) -> Script:
 
 
 def decided(name: str) -> Script:
-    """Decided, held, completed branch by branch; puts and local transactions stand behind the hold."""
+    """Decided, held, completed branch by branch; puts and local transactions queue after the hold."""
     script = Script(name).topic("a", partitions=2).topic("b").put("a").decide(1, A, B, branches=2).put("a")
     script.local(2, A, A1).complete(1).together().put("b").complete(1, 1).put("a").apart()
     return script.decide(3, A1).decide(4, A1, B).complete(4).put("a", 1).restart().complete(3).put("b")
@@ -200,7 +200,7 @@ def batches_of_a_query(name: str) -> Script:
 
 
 def batches_around_checkpoints(name: str) -> Script:
-    """What a query has, and its parts, in checkpoints and behind them; decided behind a hold."""
+    """What a query has, and its parts, in checkpoints and after them; decided after a hold."""
     script = Script(name).topic("a", partitions=2).topic("b").query("open", 1).write(1, A, B, epoch=1, batch=0)
     script.checkpoint().write(2, A1, epoch=1, batch=0, task=1).checkpoint().decide(3, A).put("a")
     script.decide_batch(1, 2, epoch=1, batch=0).checkpoint().put("b").restart().complete(3).checkpoint().put("a")
@@ -239,7 +239,7 @@ def _report(script: Script, counter: int) -> Script:
 
 
 def over_homes(name: str) -> Script:
-    """Branches of another home's transactions, decisions that wait for their place behind them, and some with homes."""
+    """Branches of another home's transactions, decisions that wait for their place after them, and some with homes."""
     script = Script(name).topic("a", partitions=2).topic("b").branch(1, A, B).put("b").local(2, A, A1, waits=True)
     script.put("a").commit(1).commit(2).put("a")
     _report(script, 1).local(3, B, homes=True).put("a").complete_home(3).local(4, A, homes=True)
@@ -249,7 +249,7 @@ def over_homes(name: str) -> Script:
 
 
 def over_homes_around_checkpoints(name: str) -> Script:
-    """The same in checkpoints and behind them; offsets are saved at both homes."""
+    """The same in checkpoints and after them; offsets are saved at both homes."""
     script = Script(name).topic("a", partitions=2).topic("b").group("join").put("a", count=9).checkpoint()
     script.branch(1, B).checkpoint().consumes(2, 2).local(2, B, A1, homes=True, waits=True)
     script.checkpoint().restart().put("b").commit(1).commit(2).checkpoint().consumes(3, 3).branch(3, B, held=True)

@@ -1,4 +1,4 @@
-"""Those who act on the modelled database: relays, which run the real core, writers, and operators.
+"""What acts on the modelled database: relays, which run the real core, writers, and operators.
 
 Each ``yield`` is a place where anything else may happen. What a mutation breaks in the core is replaced by the tests;
 what it breaks at the database or the broker is broken here.

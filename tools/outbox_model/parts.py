@@ -170,7 +170,7 @@ class Home:
         return refused or "200"
 
     def finish(self, world: World, txid: str, *, committed: bool) -> bool:
-        """Place a branch, behind earlier ones that share a key; or drop it. False if it has to wait."""
+        """Place a branch, after earlier ones that share a key; or drop it. False if it has to wait."""
         if txid not in self.prepared:
             self.outcomes.setdefault(txid, committed)
             return True

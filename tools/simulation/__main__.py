@@ -47,7 +47,7 @@ class World(NamedTuple):
 
     @property
     def situations(self) -> frozenset[str]:
-        """Those that are to be met."""
+        """Those that must be met."""
         if self.is_restored:
             return SITUATIONS_OF_RESTORES
         return SITUATIONS if self.homes == 1 else SITUATIONS_OF_HOMES

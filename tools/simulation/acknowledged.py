@@ -1,4 +1,4 @@
-"""A client that reads each of its messages right behind the acknowledgement.
+"""A client that reads each of its messages right after the acknowledgement.
 
 With ``sync = always`` it finds every one. It does not if the disk is too full for the partition files; and of what was
 answered before the sync, readers see what was forced.

@@ -107,7 +107,7 @@ class Program:
         return self.shared.bank.resources()
 
     def user(self) -> str:
-        """As whom it logs in; empty where there are no users."""
+        """The user that it logs in as; empty where there are no users."""
         return self.shared.user
 
     def client(self) -> Client:
@@ -357,7 +357,7 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
     """``proof.prove`` as resolvers call it, noting what each of them proved.
 
     A rollback that was proved stands. A commit may be followed by a "rollback": the committed marker leaves once the
-    broker has committed, and who comes later gets a rolled-back one in. The broker then contradicts him.
+    broker has committed, and a later resolver gets a rolled-back one in. The broker then contradicts it.
     """
     proved: dict[str, tuple[proof.Step, str]] = {}
 

@@ -88,7 +88,7 @@ class Server(SimulatedXADatabase):
     """One server that fails as the world draws it.
 
     Attributes:
-        lost_to_kills: branches that it lost sight of because who killed a session did not wait for its end.
+        lost_to_kills: branches that it lost sight of because the killer of a session did not wait for its end.
     """
 
     def __init__(self, world: Simulation, number: int) -> None:
@@ -98,7 +98,7 @@ class Server(SimulatedXADatabase):
         self.survives = lambda _xid: world.chance(0.5)
         self.ends_slowly, self.loses_sight = self._ends_slowly, self._loses_sight
         self.lost_to_kills: list[Xid] = []
-        self._killed: dict[int, Host] = {}  # sessions, and who has killed them and not connected anew since
+        self._killed: dict[int, Host] = {}  # sessions, and the process that killed each and has not connected since
 
     def connect(self, *, autocommit: bool = False) -> SimulatedSession:
         """A session that ends with the process that opened it."""

@@ -1,6 +1,6 @@
 """The broker's shell, simulated: the steps of the commit pipeline, each at a time that the seed draws, and its deaths.
 
-Requests arrive between the parts of a step; a checkpoint runs beside the other steps. The process dies at a crash
+Requests arrive between the parts of a step; a checkpoint runs alongside the other steps. The process dies at a crash
 point, at a disk error, or from outside; what the disk keeps then is drawn.
 """
 
@@ -60,7 +60,7 @@ class Link(NodeClient):
         self.world.meet("a handshake was completed")
 
     def log_in(self, user: str) -> None:
-        """By certificate, in front of whatever follows."""
+        """By certificate, before whatever follows."""
         if self.server_end is None:
             self.client.certificates = frozenset({f"CN={user}"})
         self.write(b"".join(commands.request("auth", "external", body=[b""], opaque=LOGIN)))

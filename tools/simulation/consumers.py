@@ -178,7 +178,7 @@ def check_dealt(shared: Shared, dealt: Dealt) -> None:
         if deferred:
             shared.world.meet("a message is deferred")
         known = dealt.order[place].keys() | deferred.keys() | dead_lettered[place]
-        # Relaxed ``sync`` may lose a dead letter that was acknowledged; its offset was saved behind the restart.
+        # Relaxed ``sync`` may lose a dead letter that was acknowledged; its offset was saved after the restart.
         if (gap := set(range(at.offset)) - known) and not shared.may_forget:
             raise Violation(f"P8: {place}: {min(gap)} was passed over, saved {at.offset}, deferred {sorted(deferred)}")
         if dealt.keep_key_order:

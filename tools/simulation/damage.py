@@ -5,7 +5,7 @@ where          what is allowed
 =============  ======================================================================================================
 a segment      the check of the files names it; a broker that opens them writes it again from the journal, or reading
                fails: no reader gets other bytes
-the journal    behind the checkpoint that recovery starts from: recovery refuses, or finds the same state and messages
+the journal    after the checkpoint that recovery starts from: recovery refuses, or finds the same state and messages
                (bytes that no record covers, and the last mark, which vouches for what stands before it)
 a checkpoint   recovery falls back to the older one and finds the same state and messages; it refuses where there is
                none

@@ -29,7 +29,7 @@ class Written:
     Attributes:
         epoch: the latest that somebody was told has opened the query.
         newest: the newest batch that somebody was told is committed.
-        winners: the txids of each batch that was told to be committed by its own request.
+        winners: the txids of each batch whose own request was answered as committed.
     """
 
     epoch: int = 0

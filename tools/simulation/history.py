@@ -39,7 +39,7 @@ class Transaction:
     key: int = 0
     version: int = 0
     is_xa: bool = False
-    placed: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)  # value: where it was told to be
+    placed: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)  # value: its place, as told
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Shared:
     Attributes:
         brokers: all of them; ``broker`` is the first one.
         addresses: where real clients look for a broker.
-        user: as whom everybody logs in; empty: there are no users.
+        user: the one that everybody logs in as; empty: there are no users.
         tls: how real clients speak to brokers; None: in plaintext.
     """
 

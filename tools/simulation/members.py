@@ -1,9 +1,9 @@
 """Members of consumer groups: they join, consume, save, sleep through hand-overs, leave; and what must hold then.
 
 The members of ``plain`` save what they have dealt with; those of ``exact`` write one message for each that they
-consume and save the offset in the same transaction. Who beats in time stays a member, also while the broker is stopped
-for longer than that. Checked are P8 (docs/promises.md) and acks in transactions: no gap
-below a saved offset, no saved offset that goes back, none of a fenced generation, and for ``exact`` one message for
+consume and save the offset in the same transaction. One that sends its heartbeats in time stays a member, also while
+the broker is stopped for longer than that. Checked are P8 (docs/promises.md) and acks in transactions: no gap below a
+saved offset, no saved offset that goes back, none of a fenced generation, and for ``exact`` one message for
 each input below the saved offset, none above it, and never two.
 """
 

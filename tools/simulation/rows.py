@@ -162,7 +162,7 @@ class Rows:
         assert path == self.path, path
         connection = sqlite3.connect(path, factory=Connection, timeout=0, check_same_thread=False)
         connection.host, connection.wait_s, connection.database = host, timeout, self
-        connection.failing = 0.05 if uri else 0.005  # who settles opens by URI, and has to live with more
+        connection.failing = 0.05 if uri else 0.005  # resolvers open by URI, and have to live with more
         connection.create_function("julianday", 1, lambda _: 2440587.5 + host.now_ms() / 86_400_000)
         host.on_death.append(connection.end)
         return connection

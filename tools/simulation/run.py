@@ -57,7 +57,7 @@ from .world import Simulation, Violation
 SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
 HEAL_S = 5.0
-END_S = 25.0 + 2 * VISIBILITY_WAIT_S  # an ordered producer killed behind its look into the log may need another one
+END_S = 25.0 + 2 * VISIBILITY_WAIT_S  # an ordered producer killed after its look into the log may need another one
 _STREAM_AT_BYTES = block._STREAM_AT_BYTES
 _MEMORY = "/dev/shm"
 
@@ -256,7 +256,7 @@ def _live(shared: Shared, threads: Threads, told: Told) -> None:
 
 
 def await_ends(world: Simulation, finite: Sequence[Program | Process]) -> None:
-    """All of them come to their end soon. What is over stays over, and is not asked again with each event."""
+    """All of them end soon. What is over stays over, and is not asked again with each event."""
     waited = list(finite)
 
     def are_over() -> bool:
@@ -327,7 +327,7 @@ def _set_clock(world: Simulation, by_ms: int) -> None:
 
 
 def heal(shared: Shared) -> None:
-    """From now on nothing fails, and programs come to their end."""
+    """From now on nothing fails, and programs end."""
     shared.world.trace("heal")
     shared.stopping = True
     for broker in shared.brokers:

@@ -116,7 +116,7 @@ class End:
     """One side of a conversation.
 
     Args:
-        send: takes what is to be sent.
+        send: takes what must be sent.
         take: takes plain bytes that arrived.
         shaken: called when the handshake is complete.
     """
@@ -147,7 +147,7 @@ class End:
         return cls(_of_brokers().session(), send, take, shaken)
 
     def write(self, plain: bytes) -> None:
-        """Send it, encrypted; behind the handshake."""
+        """Send it, encrypted; after the handshake."""
         if not self._is_shaken:
             self._waiting.append(plain)
         elif plain:

@@ -1,4 +1,4 @@
-"""How real clients shake hands on the simulated network; behind that they have the ``TlsStream`` that ships."""
+"""How real clients shake hands on the simulated network; after that they have the ``TlsStream`` that ships."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SimTls(ClientTls):
 
 
 def shake(stream: SimStream, session: TlsSession, timeout: float) -> TlsStream:
-    """The handshake, and what goes on behind it. Raises OSError."""
+    """The handshake, and what goes on after it. Raises OSError."""
     try:
         until = stream.now + timeout
         while not tls._shaken(session):

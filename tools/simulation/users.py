@@ -1,10 +1,10 @@
 """Users of a lone broker: everybody logs in, a guest is removed in the middle, and strangers try.
 
 The operator ends anonymity before anything else happens. Scripted clients log in by certificate (``external``), in one
-request in front of the others; the real client and those who guess passwords do it by SCRAM. Resolvers have a user of
+request before the others; the real client and those who guess passwords do it by SCRAM. Resolvers have a user of
 their own, that may settle for every database, and resume, ask and settle nothing else.
 
-What must hold: U1, a removed user is served nothing, through crashes; U2, nobody is who has not logged in.
+What must hold: U1, a removed user is served nothing, through crashes; U2, nobody is served without a login.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def quick_passwords() -> Iterator[None]:
 
 
 def settler(shared: Shared) -> str:
-    """As whom resolvers log in."""
+    """The user that resolvers log in as."""
     return SETTLER if shared.user else ""
 
 
@@ -69,7 +69,7 @@ def stated(user: str, *, has_password: bool = True) -> bytes:
 
 
 def end_anonymity(process: Process, choose: Callable[[], Broker | None] = lambda: None) -> Steps:
-    """Add the user as whom all log in, and that of the resolvers; ``choose`` names the broker that is asked."""
+    """Add the user that all log in as, and that of the resolvers; ``choose`` names the broker that is asked."""
     shared = process.shared
     while True:
         if process.link is not None or process.open_link(choose()):
@@ -110,7 +110,7 @@ def _until(
 
 
 def population(shared: Shared) -> None:
-    """Those who are there because there are users."""
+    """The processes that are there because there are users."""
     if shared.user:
         removed: list[bool] = []
         _Warden(shared, "u0", removed)

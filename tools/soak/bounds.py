@@ -1,7 +1,7 @@
 """What is measured each second, and what it must keep: absolute bounds, and no growth with the minutes.
 
-A measure grew if its last third is above its first third by more than the measure's share and slack. The warm-up in
-front of the first third is not judged for growth, because caches fill then. A maximum over the last minute
+A measure grew if its last third is above its first third by more than the measure's share and slack. The warm-up
+before the first third is not judged for growth, because caches fill then. A maximum over the last minute
 (``window_s``) is compared only if each third is as long as that minute.
 """
 

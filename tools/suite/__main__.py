@@ -50,7 +50,7 @@ class Stage:
         make: the targets of make that it is, at once; empty if it is tests.
         tests: what pytest runs; without them it is no stage of tests.
         options: of pytest, for a test that is run again, too.
-        environment: beside ours.
+        environment: added to ours.
     """
 
     name: str
@@ -171,7 +171,7 @@ class Run:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that never wait, beside the run; they end with us."""
+    """So many processes that never wait, during the run; they end with us."""
     program = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1_000_000))"
     started = [subprocess.Popen([sys.executable, "-c", program, str(os.getpid())]) for _ in range(processes)]
     try:

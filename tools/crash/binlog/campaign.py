@@ -3,8 +3,8 @@
 Theory of operation. A load (``load``) writes to a source. ``txmq binlog run`` publishes its changes, and ``txmq binlog
 apply`` writes them into a target. A sync begins with rows that are there already, so with a snapshot, in which the
 first faults fall. Then rounds of faults follow: reader, applier, broker, load and both databases are killed, at named
-points and at any moment, alone and in pairs, and paused. Behind each fault a row is written to the source, and must
-come to the target. Every ``check_every`` cycles the load comes to rest, and three things are checked:
+points and at any moment, alone and in pairs, and paused. After each fault a row is written to the source, and must
+reach the target. Every ``check_every`` cycles the load comes to rest, and three things are checked:
 
 * the target has the tables that the source's binlog makes (``replay``), by ``txmq binlog compare`` and by the
   databases' own CHECKSUM TABLE;
@@ -67,7 +67,7 @@ class BinlogCampaign:
 
     Args:
         rows: of each table when it begins.
-        doors: who comes in to the broker.
+        doors: who may connect to the broker.
     """
 
     def __init__(

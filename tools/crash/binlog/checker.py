@@ -5,7 +5,7 @@ changes the key is two, and a statement is one for each partition of its tables'
 each partition must have its units in the binlog's order. Changes of an XA transaction have the place of its XA COMMIT.
 
 A snapshot shows a row as it was at a position (``r``); of the row's changes those up to there must not come, and those
-behind it must. Of a row without ``r`` the first changes may be missing, as far as the snapshot reached (by its newest
+after it must. Of a row without ``r`` the first changes may be missing, as far as the snapshot reached (by its newest
 row, or the reader's word on its end), if they end with no row: it was not there when it was looked for. Rows of a table
 without a key are counted: it is read at one position.
 
@@ -55,7 +55,7 @@ class Unit:
 
 
 class Step(NamedTuple):
-    """What became of a key: the unit that did it, None for a statement; the row behind it, None for no row."""
+    """What became of a key: the unit that did it, None for a statement; the row after it, None for no row."""
 
     at: int
     unit: Unit | None
@@ -314,7 +314,7 @@ class Checker:
         ]
 
     def _judge(self, key: Key, line: Line, reached: int) -> None:
-        """One key: what the snapshot has of it, and its changes behind that."""
+        """One key: what the snapshot has of it, and its changes after that."""
         if len(line.read) > 1:
             self._add_finding("B7", f"{key}: read {len(line.read)} times by the snapshot")
         if line.read:

@@ -89,12 +89,12 @@ class BinlogCampaignDirectory:
         self._address.write_text(json.dumps(arguments), "utf-8")
 
     def decide(self, xid: str) -> None:
-        """Note that a prepared XA transaction is to be committed. What is not noted is to be rolled back."""
+        """Note that a prepared XA transaction must be committed. What is not noted must be rolled back."""
         with self._decisions.open("a", encoding="utf-8") as file:
             file.write(f"{xid}\n")  # one write: SIGKILL cannot tear it
 
     def decided(self) -> set[str]:
-        """The XA transactions that are to be committed."""
+        """The XA transactions that must be committed."""
         return set(self._decisions.read_text("utf-8").split()) if self._decisions.exists() else set()
 
     def connect(self) -> Any:

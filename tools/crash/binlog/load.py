@@ -49,7 +49,7 @@ class Load:
         self._xids = itertools.count(1)
 
     def stop(self) -> None:
-        """Come to the end."""
+        """End it."""
         self._ends.set()
 
     def run(self) -> None:
@@ -171,7 +171,7 @@ def _refuse_away(error: MySQLdb.Error) -> None:
 
 def _end_badly(connection: Any, xid: str) -> None:
     """A statement failed within an XA transaction: roll it back."""
-    with suppress(MySQLdb.OperationalError):  # it is marked to be rolled back
+    with suppress(MySQLdb.OperationalError):  # it is marked for rollback
         run(connection, f"XA END {xid}")
     run(connection, f"XA ROLLBACK {xid}")
 

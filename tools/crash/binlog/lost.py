@@ -78,7 +78,7 @@ def missing(transactions: Reversible[Decoded], is_there: IsThere) -> list[str]:
     """The ids of those that are not in the tables.
 
     Args:
-        is_there: whether a row is as it was behind a change; None if nobody can say.
+        is_there: whether a row is as it was after a change; None if nobody can say.
     """
     lost, changed, tables = list[str](), set[Key](), set[str]()
     for transaction in reversed(transactions):
@@ -123,5 +123,5 @@ def _is_there(connection: Any, key: Key, after: Image | None) -> bool | None:
     except MySQLdb.ProgrammingError as error:
         if error.args[0] != _NO_TABLE:
             raise
-        return None  # a statement behind it has dropped or renamed the table
+        return None  # a statement after it has dropped or renamed the table
     return bool(found) == (after is not None)

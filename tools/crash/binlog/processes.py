@@ -30,7 +30,7 @@ class Processes(Victims):
 
     Args:
         is_snapshot_over: of the sync of now.
-        doors: who comes in to the broker.
+        doors: who may connect to the broker.
 
     Attributes:
         name: the sync of now: reader and applier are started with its configuration.

@@ -1,7 +1,7 @@
 """The ten tables of the campaign: together they have every type of column, and every kind of key.
 
 Each table begins with the columns of its key (of a table without one: a number that is not unique), then ``stamp``,
-which each statement of the load sets to a value of its own. Statements add columns behind it only. A column whose name
+which each statement of the load sets to a value of its own. Statements add columns after it only. A column whose name
 begins with ``o`` holds what ``mariadb-binlog`` does not show as text (another character set, compressed, ...): the
 comparison of the tables looks at those, the checker of the events does not.
 

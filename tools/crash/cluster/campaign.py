@@ -4,7 +4,7 @@ Theory of operation. Everything that the other campaigns run works here at once:
 MariaDB servers, and without a database, over partitions of several homes; a consumer group; an ordered producer with
 its spool; readers that look for rows; a resolver; a Spark stream. A *pulse* sends to each partition of its own topic
 without rest; the stream reads that. One fault of the plan after the other befalls brokers, ZooKeeper servers,
-databases and clients. Behind each it is measured
+databases and clients. After each it is measured
 
 * how long the longest pause of a partition was whose home lived on;
 * how long after the victims were up, or went on, everything worked again (``recovery``).
@@ -64,7 +64,7 @@ class ClusterCampaign:
     Args:
         pause_s_max: a partition whose home lives may take no message for so long.
         settle_s_max: nothing may stay in doubt for longer, everything being up.
-        doors: who comes in.
+        doors: who may connect.
         streamed: the partitions of the topic that a Spark stream writes, over all homes; 0: there is no stream.
     """
 

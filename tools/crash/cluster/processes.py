@@ -127,7 +127,7 @@ class Processes(Victims):
         return found[kind][int(number or 0)]
 
     def _spool(self, victims: Sequence[Victim], fault: Fault) -> None:
-        """What is to be spooled, or taken out of the spool, must first find no broker, and then one."""
+        """What must be spooled, or taken out of the spool, must first find no broker, and then one."""
         *servers, client = victims
         assert isinstance(client, Child), "the ordered producer"
         for server in servers:

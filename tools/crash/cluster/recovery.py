@@ -1,4 +1,4 @@
-"""How long until everything works again behind a fault, and how long the partitions of living homes paused.
+"""How long until everything works again after a fault, and how long the partitions of living homes paused.
 
 Theory of operation. From the moment when the victims are up, several things are looked at again and again, until each
 has come true: the partitions of the *victims* take messages (the pulse's), and so do all *others*; killed *clients*, or

@@ -73,7 +73,7 @@ class GroupCampaign:
     Args:
         owned_s_max: after the last change every partition must be owned within so many seconds.
         stopped_s_max: a message may wait so long in a partition that does not move.
-        doors: who comes in.
+        doors: who may connect.
         coverage: so many changes must have been lived through by partitions that did not move.
     """
 
@@ -241,7 +241,7 @@ class GroupCampaign:
             self._leaving.remove(member)
 
     def _are_joined(self, client: txmq.Client) -> bool:
-        """A member that joins is a change: what is measured begins behind the last of them."""
+        """A member that joins is a change: what is measured begins after the last of them."""
         missing = self._working - {item["member"] for item in _group(client)["members"]}
         if missing:
             self._changed_at = time.monotonic()

@@ -60,7 +60,7 @@ class HomesCampaign(Campaign):
     ) -> None:  # fmt: skip
         self._chosen = chosen
         super().__init__(directory, seed, sync, say)
-        self._part: tuple[int, str] | None = None  # of the next worker: who decides, which kinds
+        self._part: tuple[int, str] | None = None  # of the next worker: the home that decides, the kinds
         self.cells: Counter[Cell] = Counter()
 
     def make_world(self, directory: Path) -> HomesCampaignDirectory:
@@ -131,7 +131,7 @@ class HomesCampaign(Campaign):
             self._kill_worker(worker)
         broker.kill()
         broker.launch(env={"TXMQ_CRASH": crash})
-        with suppress(BrokerFailedError):  # it may come to the point while it recovers
+        with suppress(BrokerFailedError):  # it may reach the point while it recovers
             broker.wait_until_ready()
         if death.first in LEFT and broker.is_running and not is_stopped(broker):
             self._start_with_part(worker, death.decider, LOCAL, f"{LEFT[death.first]}:1")

@@ -1,8 +1,8 @@
-"""What is played over homes: at which point of which process, who dies with it, and what must be left before.
+"""What is played over homes: at which point of which process, what dies with it, and what must be left before.
 
 A *cell* is a point, or a path of points as ``TXMQ_CRASH`` takes it, and the victims. Roles are those of a transaction
 of the moment: it is decided at one home (``decider``) and has a branch at the other one (``other``). A broker's point
-says by its name which role is meant. A victim beside the process at the point dies while that one is stopped there.
+says by its name which role is meant. A victim other than the process at the point dies while that one is stopped there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.crash.plan import WORKERS, Death
 from txmq.runtime.crashpoints import POINTS
 
 ALL_KINDS: Final = LOCAL + LOCAL + LAST_RESOURCE + LAST_RESOURCE + XA + EXTERNAL + ACKED + HALF
-# The kinds of transactions that come to a client's point.
+# The kinds of transactions that reach a client's point.
 CLIENT_POINTS: Final[Mapping[str, str]] = {
     "client.homes.prepare_sent": LOCAL + LAST_RESOURCE + XA + EXTERNAL + ACKED,
     "client.homes.prepared": LOCAL + LAST_RESOURCE + XA + EXTERNAL + ACKED,
@@ -48,7 +48,7 @@ _JOURNALED: Final = (
     "broker.decision.prepared", "broker.decision.decided", "broker.decision.awaits_place", "broker.decision.fenced",
     "broker.decision.reported",
 )  # fmt: skip
-# Of what stands in the journal buffer only: dead before its record, behind it, before the answer, behind it.
+# Of what is in the journal buffer only: dead before its record, after it, before the answer, after it.
 _STAGES: Final = ("", ">journal.append.written", ">journal.sync.done", ">broker.answers.sent", ">broker.apply.done")
 _SENDING: Final = ("broker.branch.asks", "broker.branch.fences", "broker.branch.reports")
 BROKER_PATHS: Final = (
@@ -56,7 +56,7 @@ BROKER_PATHS: Final = (
     *(point + stage for point in _SENDING for stage in ("", ">broker.branch.ask_sent")),
     "broker.branch.told_committed", "broker.decision.asked", "broker.decision.shows",
 )  # fmt: skip
-# Where a client is killed before, so that a broker comes to its point.
+# Where a client is killed before, so that a broker reaches its point.
 _LEFT_UNDECIDED, _LEFT_DECIDED = "client.homes.prepared", "client.xa.decided"
 LEFT: Final[Mapping[str, str]] = {
     "broker.branch.asks": _LEFT_UNDECIDED,
@@ -106,7 +106,7 @@ class HomesDeath(Death):
 
     @property
     def home(self) -> int:
-        """The broker that comes to the point."""
+        """The broker that reaches the point."""
         return self.decider if self.first.startswith("broker.decision.") else 1 - self.decider
 
 
@@ -118,7 +118,7 @@ CELLS: Final[tuple[Cell, ...]] = (
 
 
 def cells(rng: random.Random, chosen: tuple[Cell, ...] = CELLS) -> Iterator[HomesDeath]:
-    """Endless: every cell once in a random order, with a death at a random moment behind every fourth."""
+    """Endless: every cell once in a random order, with a death at a random moment after every fourth."""
     while True:
         for number, (path, victims) in enumerate(rng.sample(chosen, len(chosen))):
             yield cell(rng, path, victims)

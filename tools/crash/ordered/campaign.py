@@ -91,7 +91,7 @@ class OrderedReport:
 
 
 class OrderedCampaign:
-    """One campaign in an empty ``directory``; ``say`` gets a line a cycle, ``doors`` say who comes in."""
+    """One campaign in an empty ``directory``; ``say`` gets a line a cycle, ``doors`` say who may connect."""
 
     def __init__(self, directory: Path, seed: int, say: Callable[[str], None] = print, doors: Doors = OPEN) -> None:
         self.world, self._say, self._doors = OrderedCampaignDirectory(directory), say, doors

@@ -2,13 +2,13 @@
 
 Theory of operation. A service on each database writes rows and messages in one transaction, with no broker. Two
 processes run ``txmq outbox run`` for all three outboxes, a reader follows the topics. One fault of the plan after the
-other befalls them. Behind each the campaign waits until every outbox is *level*: nothing waits that waited then. Every
+other befalls them. After each the campaign waits until every outbox is *level*: nothing waits that waited then. Every
 ``check_every`` faults, and at the end, the services come to rest, everything is read, and the history is checked
 (``txmq.testing.checkers.history``): rows and messages are the same transactions, each message once, each key in the
 order in which its row's lock was had, a reader saw units whole. What was checked is not checked again: the services'
 rows are deleted, and later checks begin where the topics end.
 
-A line may stop after a restore or beside a copy, and then it must: relays say so in their logs, and ``txmq outbox
+A line may stop after a restore or next to a copy, and then it must: relays say so in their logs, and ``txmq outbox
 status`` ends with 1. Then an operator does what docs/how-to/outbox.md says, and everything goes on. What a restore has
 taken, rows or messages, no rule asks for (``excuses``).
 
@@ -72,7 +72,7 @@ class OutboxReport:
         verdict: of the last check.
         counts: of all checks.
         stops: how often a line stopped that had to.
-        level_s: how long it took behind each fault until nothing waited.
+        level_s: how long it took after each fault until nothing waited.
         lost: rows of restored databases, and messages of restored brokers.
         dropped: parked rows that an operator dropped, because the broker had them.
     """
@@ -98,7 +98,7 @@ class OutboxCampaign:
 
     Args:
         databases: of the services.
-        doors: who comes in to the broker.
+        doors: who may connect to the broker.
         rule: taken away from the relays, to see whether the campaign notices; see ``relay``.
     """
 
@@ -341,7 +341,7 @@ class OutboxCampaign:
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def _copied(self, name: str) -> OutboxOperator:
-        """A copy of a database, and who works on its outbox."""
+        """A copy of a database, and the operator of its outbox."""
         database, dump = self._databases[name], self.world.directory / f"{name}.dump"
         database.dump(dump)
         database.load_copy(dump)

@@ -27,7 +27,7 @@ class Ends(NamedTuple):
 
 
 class OutboxOperator:
-    """Who works on one outbox.
+    """An operator of one outbox.
 
     Args:
         config: of the relays that belong to it.

@@ -1,6 +1,6 @@
 """What befalls whom in the outbox campaign, drawn from its seed: rounds of faults.
 
-Beside those of ``tools.crash.faults`` there are three that end with a line that has stopped, and an operator:
+Besides those of ``tools.crash.faults`` there are three that end with a line that has stopped, and an operator:
 
 ``restore``   an older dump of a database, or an older directory of the broker, is put back while services work
 ``copy``      a copy of a database begins to send after its original has gone on: the copy stops

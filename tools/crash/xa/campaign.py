@@ -30,7 +30,7 @@ _RARE: Final = frozenset({"client.xa.fenced", "client.xa.rolled_back", "client.t
 CLIENT_POINTS: Final = tuple(
     sorted(point for point in POINTS if point.startswith(("client.xa.", "client.tx.")) and point not in _RARE)
 )
-# What a worker must leave for a resolver to come to the point.
+# What a worker must leave for a resolver to reach the point.
 LEFT_FOR_XA_RESOLVER: Final = {
     "resolver.xa.committed": "client.xa.decided",
     "resolver.xa.completed": "client.xa.decided",

@@ -1,4 +1,4 @@
-"""What is there at the end beside messages and rows: the money, and what was decided alone."""
+"""What is there at the end besides messages and rows: the money, and what was decided alone."""
 
 from __future__ import annotations
 

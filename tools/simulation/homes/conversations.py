@@ -98,7 +98,7 @@ class _Open:
         self.conversation.binding = binding_of(session)
 
     def flush(self) -> None:
-        """Hand over what is to be sent."""
+        """Hand over what there is to send."""
         if self._link is not None and self.conversation.output:
             data, self.conversation.output = b"".join(self.conversation.output), []
             self._link.write(data)

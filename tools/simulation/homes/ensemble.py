@@ -18,10 +18,10 @@ from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 SESSION_TIMEOUT_S = 0.4
 RECONNECT_S = 0.03
 WAY_S = (0.0001, 0.003)
-DEATHS = 0.002  # chance of a process behind a call
+DEATHS = 0.002  # chance of a process after a call
 LAGS, LOSSES = 0.01, 0.01  # chances of a call
 LAGS_THEN = 0.1  # chance that a session goes on at a server that has heard of nothing since
-RARELY = 0.25  # where there are users, who change through the registry only: so often, and servers lag the more
+RARELY = 0.25  # where there are users, which change through the registry only: so often, and servers lag the more
 
 
 class Ensemble:

@@ -15,7 +15,7 @@ class Operator(Process):
 
     def __init__(self, shared: Shared, name: str, homes: list[Home]) -> None:
         self._homes = homes
-        self.created: dict[str, int] = {}  # topics that were told to be there: at least so many partitions
+        self.created: dict[str, int] = {}  # topics that are there, as a broker said: at least so many partitions
         self.deleting: set[str] = set()
         self._number = 0
         self._pause_s_max = max(shared.world.rng.choice((0.02, 0.5)), 0.5 if shared.user else 0.0)

@@ -5,13 +5,13 @@ the commit pipeline. What befalls them: deaths and pauses of brokers, also betwe
 ZooKeeper away, a broker cut off from it, sessions that expire, answers that are lost, servers that lag behind; clients
 cut off from single homes.
 
-Beside the promises of a broker that is alone (``promises``), these hold, at the end and many of them at every event:
+Besides the promises of a broker that is alone (``promises``), these hold, at the end and many of them at every event:
 
     R1  every home has the topics of the registry's map, and the partitions that are its own there
     R2  no partition is in two homes; none that was acknowledged is in none
     R3  a topic is gone only if it was deleted: what the registry does not show deletes nothing
     R4  a topic that was deleted is gone everywhere, and its tombstone with it
-    R5  one process leads a home: a copied directory, or a restored one, does not start beside it
+    R5  one process leads a home: a copied directory, or a restored one, does not start as a second one
     R6  every home is announced, under the epoch that its journal has
 
 In three worlds of ten there are users: see ``users`` for what must hold of them.

@@ -3,9 +3,9 @@
 A driver draws an epoch, and writes batch after batch. Each task of a batch runs on an executor, a process of its own
 that dies; some run twice at once, and the first that is done wins. A driver dies too, and several of them write under
 one name, as one that was thought dead does. What fails is given up, as Spark does: the next life of a driver goes on
-behind the newest batch.
+after the newest batch.
 
-Beside what holds of drivers at one broker (``drivers.check_batches``):
+Besides what holds of drivers at one broker (``drivers.check_batches``):
 
     S1  one home keeps the query
     S2  of an attempt everything is visible, or nothing, at whichever homes

@@ -7,14 +7,14 @@ homes. Some of them knock at a home that begins, or goes on: theirs are the firs
 there is another guest of that name. A stranger does not log in.
 
 A home *hears* of the registry while its process runs, its session is connected and ZooKeeper answers. It may be cut off
-and go on with what it knows (``docs/how-to/secure.md``): what must hold begins ``REACHES_S`` after it hears again. At
-once must know who has answered the change; and who was away: a home that began behind it, and one that stood still for
-``STILL_S`` and went on behind it.
+and go on with what it knows (``docs/how-to/secure.md``): what must hold begins ``REACHES_S`` after it hears again. The
+home that answered the change must know at once, and so must homes that were away: one that began after it, and one that
+stood still for ``STILL_S`` and went on after it.
 
-    U1  behind a removal, or a revocation, that was answered, the guest is served nothing; nor is a connection of a user
+    U1  after a removal, or a revocation, that was answered, the guest is served nothing; nor is a connection of a user
         who was removed when there is another one of the name
-    U2  nobody is who has not logged in
-    U3  behind a change of the certificate the former one logs in nowhere
+    U2  nobody is served without a login
+    U3  after a change of the certificate the former one logs in nowhere
     U4  no message of a request that was refused is there (checked as P6)
 """
 
@@ -95,7 +95,7 @@ class Hearing:
 
 
 def population(shared: Shared, homes: Sequence[Home]) -> list[Process]:
-    """Those who are there because there are users, and come to their end."""
+    """The processes that are there because there are users, and that end."""
     if not shared.user:
         return []
     standing = Standing()
