@@ -31,7 +31,7 @@ from txmq.model import LargeMessage
 from txmq.sqlalchemy import DatabaseOffsetStore as OffsetsOfSessions
 from txmq.sqlalchemy import Outbox as OutboxOfSessions
 
-# Of each the parameters behind self, as Python would print them without types. A change breaks programs of users
+# Of each the parameters after self, as Python would print them without types. A change breaks programs of users
 # and is told in CHANGES.md.
 SIGNATURES: dict[Callable[..., Any], str] = {
     txmq.connect: "bootstrap, *, timeout=5.0, name='python', lazy=False, ca='', cert='', key='', password=''",

@@ -1,4 +1,4 @@
-"""The house rules that a program can check: doors, homes, cycles, shapes, what is not to be committed, the settings.
+"""The house rules that a program can check: doors, homes, cycles, shapes, what must not be committed, the settings.
 
 The import layers are held by import-linter (``make check``); here is what it does not see.
 """
@@ -42,7 +42,7 @@ DOORS = frozenset(
     }
 )  # fmt: skip
 DOOR_CALLS = frozenset({"open", "input"})
-# Who may use which door, and why. A directory stands for all files below it.
+# What may use which door, and why. A directory stands for all files below it.
 SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/runtime/": (DOORS | DOOR_CALLS, "the doors themselves"),
     "txmq/cli/": (DOORS | DOOR_CALLS, "shells: files, processes, terminals"),

@@ -1,4 +1,4 @@
-"""The surface of ``txmq.aio`` beside that of ``txmq``, name by name: parameters, and what is not there yet."""
+"""The surface of ``txmq.aio`` compared with that of ``txmq``, name by name: parameters, and what is not there yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of the binlog: schema tags, positions behind parts."""
+"""The values of the binlog: schema tags, positions after parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a first reader begins, beside XA transactions of a server that goes on meanwhile."""
+"""Where a first reader begins, with XA transactions of a server that goes on meanwhile."""
 
 from __future__ import annotations
 

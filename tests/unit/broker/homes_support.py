@@ -186,7 +186,7 @@ def add_users(*homes: HomeNode, secret: str = SECRET, version: int = 1, **made: 
 
 
 def logged_in(home: HomeNode, user: str = "shop") -> Client:
-    """A session of a user, who shows the certificate."""
+    """A session of a user, logged in by certificate."""
     client = home.connect()
     client.client.certificates = frozenset({f"CN={user}"})
     assert client.ask("auth", "external", body=user.encode()).code == 200

@@ -1,4 +1,4 @@
-"""What a client does next goes behind the commits that a lone broker has yet to answer, and finds what they wrote."""
+"""What a client does next goes after the commits that a lone broker has yet to answer, and finds what they wrote."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_exit_drains_clients_that_are_not_closed() -> None:
     assert unclosed.exits == 1
 
 
-# --- the request behind a decision -----------------------------------------------------------------------------------
+# --- the request after a decision ------------------------------------------------------------------------------------
 
 
 def test_request_behind_a_decision_is_written_beside_those_held_back(broker: ScriptedBroker) -> None:

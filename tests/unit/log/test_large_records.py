@@ -125,7 +125,7 @@ def test_section_that_is_cut_or_has_more_is_refused(cut: int) -> None:
 
 
 def _record(*parts: bytes) -> bytes:
-    """A record of these fields behind its length, in a batch that is large by what follows."""
+    """A record of these fields after its length, in a batch that is large by what follows."""
     content = b"".join(parts)
     return _varint(len(content)) + content
 

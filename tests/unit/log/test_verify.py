@@ -79,7 +79,7 @@ def test_a_torn_tail_is_told_but_is_no_damage(tail: bytes) -> None:
     assert (verdict.is_sound, verdict.messages) == (True, 16)
     (finding,) = verdict.findings
     assert (finding.path, finding.position) == (log.partition.segment_path(12), end)
-    assert verify(log, 16).findings == []  # behind the end nothing is looked at
+    assert verify(log, 16).findings == []  # after the end nothing is looked at
 
 
 def test_a_partition_shorter_than_it_was_is_damage() -> None:

@@ -399,7 +399,7 @@ def test_a_connection_that_ends_gives_back_what_it_held() -> None:
 
 @st.composite
 def _streams(draw: st.DrawFn) -> bytes:
-    """Vectors, garbage and mutations of vectors, one behind the other."""
+    """Vectors, garbage and mutations of vectors, one after the other."""
     sound = st.sampled_from([_bytes(v) for v in VECTORS["requests"]])
     wrong = st.sampled_from([_bytes(v)[:300] for v in VECTORS["violations"]])
     stream = b"".join(draw(st.lists(st.one_of(sound, sound, sound, wrong, st.binary(max_size=30)), max_size=8)))

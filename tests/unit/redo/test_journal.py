@@ -61,7 +61,7 @@ class BesideSync(SimDisk):
     beside: Callable[[], object] | None = None
 
     def perform(self, op: Op) -> None:
-        """Do it, and what happens beside."""
+        """Do it, and what happens meanwhile."""
         super().perform(op)
         beside = self.beside
         if isinstance(op, Sync) and beside is not None:

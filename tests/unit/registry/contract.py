@@ -46,7 +46,7 @@ def candidate(home: int = A, incarnation: int = 1, *, former: tuple[int, ...] = 
 
 
 def topic(topic_id: int, name: str = "orders", partitions: int = 2, **settings: int | None) -> Topic:
-    """A topic as it is to be created."""
+    """A topic to create."""
     return Topic(topic_id, TopicConfig(name, partitions=partitions, **settings))  # type: ignore[arg-type]
 
 

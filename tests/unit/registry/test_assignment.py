@@ -78,7 +78,7 @@ def test_sticky_leaves_nothing_to_be_moved_that_would_lessen_difference(
 
 
 def _everything_at_one(members: int) -> Callable[[], object]:
-    """10 partitions a member, all of which one has, who holds them until he has released them; half want more."""
+    """10 partitions a member; one has them all, and holds them until it has released them; half want more."""
     wishes = {f"m{number}": ("big", "other")[: 1 + number % 2] for number in range(members)}
     partitions = {"big": 10 * members, "other": 2}
     current = {("big", number): "m0" for number in range(10 * members)}

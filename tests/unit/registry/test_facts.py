@@ -1,4 +1,4 @@
-"""What the journals of homes come to: the newest of everything, and nothing of what contradicts itself."""
+"""What the journals of homes add up to: the newest of everything, and nothing of what contradicts itself."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def uncollected() -> Iterator[None]:
 
 
 def serve(path: Path, loop_factory: Callable[[], Any], test: Callable[[Server, tuple[str, int]], Any]) -> None:
-    """Run a test beside a server."""
+    """Run a test with a server."""
     settings = BrokerSettings(data=str(path), disk_free_bytes_min=0)
     recovered = open_store(OSDisk(str(path)), OSClock(), OSRandom(), settings, files_lock=threading.Lock())
     core = Core(recovered.identity, settings, recovered.state, OSClock().now_ms(), OSRandom())

@@ -1,4 +1,4 @@
-"""SIGTERM on an event loop: who hears it, and what stands there afterwards."""
+"""SIGTERM on an event loop: which listeners hear it, and which handler is set afterwards."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Resolver:
         self.begin()
 
     def begin(self) -> None:
-        """Anew, as behind a death: a marker, then a drawing."""
+        """Anew, as after a death: a marker, then a drawing."""
         self.rolled_back += 1
         self.marker, self.drawing = f"rolled back {self.number}.{self.rolled_back}", Drawing()
         self.database.history += (self.marker,)
@@ -194,7 +194,7 @@ def _overwriting(drawing: Drawing, row: TokenRow) -> None:
 
 
 def _keeping(drawing: Drawing, token: str) -> TokenRow:
-    """The token before is not kept beside the drawn one."""
+    """The former token is not kept next to the drawn one."""
     return TokenRow(token, token)
 
 

@@ -47,7 +47,7 @@ def resolve(world: LastResourceFixture, path: Path | None = None, rounds: int = 
 
 
 def copied_and_gone_on(world: LastResourceFixture) -> Path:
-    """A copy, behind which somebody has drawn in the original."""
+    """A copy, after which somebody has drawn in the original."""
     resolve(world)
     path = copied(world)
     resolve(world)
@@ -85,7 +85,7 @@ def test_database_that_is_outdated_again_is_told_of_again(
 
 
 def test_a_committed_marker_proves_a_commit_wherever_it_is(world: LastResourceFixture) -> None:
-    """Behind more undecided ones than a round has patience for."""
+    """After more undecided ones than a round has patience for."""
     copied_and_gone_on(world)
     absent = [abandon(world, b"%d" % number) for number in range(5)]
     committed = abandon(world, b"left", "client.tx.db_committed")

@@ -68,7 +68,7 @@ def test_only_a_read_committed_marker_leads_to_a_commit() -> None:
     assert {step for (_, found), step in proof.TRANSITIONS.items() if found is Found.FAILED} == {Step.UNDECIDED}
 
 
-# --- who is due ------------------------------------------------------------------------------------------------------
+# --- what is due -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_broker_that_could_not_be_told_is_told_again(
 
 
 def test_a_row_that_has_gone_is_undecided(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was removed by one who had settled the transaction: the broker says so next time."""
+    """It was removed by a resolver that had settled the transaction: the broker says so next time."""
     txid = abandon(world, b"x", "client.tx.db_committed")
     database = world.resource.open_for_resolver("00000000000000c1")
     monkeypatch.setattr(type(database.table), "read_durably", lambda *_: None)
@@ -362,7 +362,7 @@ def test_one_resource_that_is_away_does_not_stop_another(world: LastResourceFixt
 
 
 class Rounds:
-    """Ends ``run`` after some rounds; notes how long each wait was to be."""
+    """Ends ``run`` after some rounds; notes the length of each wait."""
 
     def __init__(self, count: int) -> None:
         self.waits: list[float] = []

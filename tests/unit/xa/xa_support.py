@@ -1,7 +1,7 @@
 """Databases with prepared branches in memory, resources over them, and a home broker: XA without a network.
 
 The databases do what MariaDB does (stack reference, section 2): a branch whose owner's session lives is listed and not
-known to others; a rollback comes back with a crash until something was committed behind it; markers are rows.
+known to others; a rollback comes back with a crash until something was committed after it; markers are rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Prepared:
 
 @dataclass
 class Database:
-    """One database. ``faults`` are for the next calls of a method: in the place of doing it ("-") or behind ("+").
+    """One database. ``faults`` are for the next calls of a method: in the place of doing it ("-") or after it ("+").
 
     Attributes:
         calls: what was asked of it, in order.

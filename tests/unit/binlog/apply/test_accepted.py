@@ -1,4 +1,4 @@
-"""Which statements an applier runs: what the tables of their topics can be told, and nothing beside it."""
+"""Which statements an applier runs: what the tables of their topics can be told, and nothing else."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Log:
 
 
 def made(log: Log, begin: Published | None = None, **settings: Any) -> Gathering:
-    """A gathering behind a position."""
+    """A gathering that begins after a position."""
     publish = PublishSettings(partitions=PARTITIONS, **{"transaction_rows_max": 2 * PART_ROWS, **settings})
     whole = BinlogSettings(name="s", publish=publish)
     begin = begin or Published("", Position("mariadb", ""))

@@ -67,7 +67,7 @@ def settings(path: Path, **others: Any) -> BinlogSettings:
 
 
 def read_on(client: txmq.Client, script: Script, whole: BinlogSettings, away_after: int) -> Published | None:
-    """Read the script behind what the spool has."""
+    """Go on with the script after what the spool has."""
     reader = BinlogReader(lambda: ScriptedSource(script, reader.stop, away_after), client.clock)
     return reader.run(OrderedPublisher(client, whole, lambda: reader.is_stopped))
 

@@ -63,7 +63,7 @@ def table_map(number: int = 5, database: str = "shop", table: str = "t") -> byte
 
 
 def rows(kind: int, *images: bytes, number: int = 5) -> bytes:
-    """A rows event of version 2: behind the flags stand two bytes that say there is no more."""
+    """A rows event of version 2: after the flags come two bytes that say there is no more."""
     present = b"\x07" * (2 if kind == UPDATE else 1)
     return event(kind, number.to_bytes(6, "little") + b"\x01\0" + b"\x02\0" + b"\x03" + present + b"".join(images))
 
@@ -81,7 +81,7 @@ def field(kind: int, value: bytes) -> bytes:
 
 
 def sized(value: bytes) -> bytes:
-    """A value behind its length, below 251."""
+    """A value after its length, below 251."""
     return bytes([len(value)]) + value
 
 
@@ -125,7 +125,7 @@ class NoDatabase:
 
 
 def reader(position: Position, **options: Any) -> TransactionReader:
-    """A reader behind a position, which captures the database ``shop``."""
+    """A reader that begins after a position, and captures the database ``shop``."""
     given: dict[str, Any] = {"name": "test", "server_id": 9, "captures": lambda table: table.database == "shop"}
     return TransactionReader(
         SourceOptions(**(given | options)), Origin(position.flavor, "server"), position, NoDatabase()

@@ -39,7 +39,7 @@ class Endless:
         self._count = 0
 
     def step(self) -> Step:
-        """Run the next one; a checkpoint later, with others beside it."""
+        """Run the next one; a checkpoint runs later, after others have overtaken it."""
         node, self._count = self.node, self._count + 1
         while node.core.next_group() is None or node.context.queued_bytes() < 64 * KIB:
             self._client.send("put", "a", 0, body=next(self._puts))
@@ -117,7 +117,7 @@ def send(to: Node, size: int = 1) -> None:
 
 def test_relaxed_put_is_synced_as_soon_as_it_is_due() -> None:
     node = settled(sync="interval", sync_interval_ms=20)
-    for count in (1, 2):  # behind a mark, and not
+    for count in (1, 2):  # after a mark, and without one
         send(node)
         assert node.partition("a").high_watermark == count - 1
         node.clock.advance(0.021)

@@ -1,4 +1,4 @@
-"""With ``sync = interval`` a reader that waits has what was acknowledged forced; records are written beside a sync."""
+"""With ``sync = interval`` a reader that waits has what was acknowledged forced; records are written during a sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, over all and of one address."""
+"""Which connections are let in, overall and from one address."""
 
 from __future__ import annotations
 

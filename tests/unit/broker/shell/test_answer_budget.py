@@ -1,4 +1,4 @@
-"""Who is given a long answer, who waits, and who is cut off so that others can go on."""
+"""Which connection is given a long answer, which waits, and which is cut off so that others can go on."""
 
 from __future__ import annotations
 

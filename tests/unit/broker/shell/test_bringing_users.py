@@ -157,7 +157,7 @@ def test_first_administrator_is_there_before_anybody_is_served(tmp_path: Path) -
     entered = Start(ensemble, SimDisk(), settings).run()
     assert entered.access.records.keys() == {"user.ops", "secret"}
     other = _with_file(tmp_path / "other", content_of("root", keys_of("pencil", bytes(16))))
-    assert Start(ensemble, SimDisk(), other).run().access == entered.access  # who comes second makes none
+    assert Start(ensemble, SimDisk(), other).run().access == entered.access  # the second broker makes none
     broken = _closed("/nowhere")
     assert Start(ensemble, SimDisk(), broken).run().access == entered.access  # nor looks at the file
 

@@ -1,4 +1,4 @@
-"""What a connection may send, and how long it may take, before it has logged in; and who is no stranger."""
+"""What a connection may send, and how long it may take, before it has logged in; and which one is no stranger."""
 
 from __future__ import annotations
 

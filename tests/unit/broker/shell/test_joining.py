@@ -1,4 +1,4 @@
-"""How a data directory becomes a home: each order of deaths and starts comes to the same cluster."""
+"""How a data directory becomes a home: each order of deaths and starts results in the same cluster."""
 
 from __future__ import annotations
 

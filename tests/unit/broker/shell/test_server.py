@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 
 class CountedThread:
-    """Stands in for a server's thread: a job ends when so many groups were committed beside it, however fast they are.
+    """Stands in for a server's thread: a job ends when so many groups were committed meanwhile, however fast they are.
 
     Attributes:
         groups_beside: so many.

@@ -1,4 +1,4 @@
-"""Who is over a quota waits, in turn; transactions, groups and everybody else do not."""
+"""Users over a quota wait, in turn; transactions, groups and everybody else do not."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_transaction_that_would_begin_is_refused_and_takes_nothing(begins: Reque
 
 
 def test_transaction_that_has_begun_goes_on_to_its_end() -> None:
-    """Also one that a request in front, which is not taken in yet, begins."""
+    """Also one begun by an earlier request that is not taken in yet."""
     throttle, _ = throttle_of(shop={"bytes_per_s": 1000})
     peer = Peer(throttle, "shop")
     peer.unknown = {b"x", b"y"}

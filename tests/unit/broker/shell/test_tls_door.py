@@ -1,4 +1,4 @@
-"""A door for TLS: what it lets in, what it refuses, and that a connection behind it is read as one without."""
+"""A door for TLS: what it lets in, what it refuses, and that a connection through it is read as one without."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_handshake_is_bounded_in_time(play: Callable[..., None]) -> None:
 
 
 def test_record_that_is_begun_is_bounded_in_time(play: Callable[..., None]) -> None:
-    """Behind the first request, too, and whatever was complete in front of it."""
+    """Also after the first request, and whatever was complete before it."""
 
     async def part(world: World) -> None:
         world.shake()

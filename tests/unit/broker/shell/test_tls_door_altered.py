@@ -51,7 +51,7 @@ class Alterations:
         return sent
 
     def _conversation(self) -> Iterator[bytes]:
-        """A client's flights, the last with a request behind it; its alert where it does not like what it reads."""
+        """A client's flights, the last followed by a request; its alert where it does not like what it reads."""
         client = self.world.client = self._session()
         self.world.meet()
         try:

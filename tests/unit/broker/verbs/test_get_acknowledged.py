@@ -1,4 +1,4 @@
-"""A read that begins behind an acknowledgement finds the message, whenever its partition files are written."""
+"""A read that begins after an acknowledgement finds the message, whenever its partition files are written."""
 
 from __future__ import annotations
 

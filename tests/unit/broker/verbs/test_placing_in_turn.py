@@ -1,4 +1,4 @@
-"""A decision never waits; its messages wait for their place behind open branches of the same keys."""
+"""A decision never waits; its messages wait for their place after open branches of the same keys."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_foreign_transaction_with_branches_is_found_by_its_xid(with_checkpoint: 
     here = here.again(checkpoint=with_checkpoint)
     asker = here.connect()
     assert asker.ask("outcome", of, extensions={"branch": txid}).text == "committed\n"
-    for _ in range(2):  # before and behind the report
+    for _ in range(2):  # before and after the report
         found = listed(asker, state="all", xid="7.0a.0b")
         assert [(row["txid"], row["state"], row["outcome"]) for row in found] == [(of, "heuristic", "committed")]
         (row,) = listed(asker, state="all")

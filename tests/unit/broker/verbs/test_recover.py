@@ -135,7 +135,7 @@ def test_page_continues_where_the_former_ended_despite_settlements() -> None:
 
 
 def test_transaction_settled_meanwhile_does_not_hide_later_ones() -> None:
-    """It is the last of the first page, and is then listed among the heuristic ones, behind all others."""
+    """It is the last of the first page, and is then listed among the heuristic ones, after all others."""
     broker, client = _prepared("last-resource", 4, **LAST_RESOURCE)
     first = json.loads(client.ask("recover", extensions={"limit": 2, "state": "all"}).body)
     assert client.ask("commit", broker.txid(1, 2), extensions={"heuristic": "me"}, body=b"").code == 200

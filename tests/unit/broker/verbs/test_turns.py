@@ -1,7 +1,7 @@
 """The order of transactions of one key in a cluster, for every pair of kinds: the log has it as they were prepared.
 
 ``EARLIER`` are transactions that may be acknowledged and not placed yet, or whose outcome is open. ``LATER`` are all
-that may begin behind one.
+that may begin after one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def placing(home: Home) -> Callable[[], None]:
     return lambda: home.tell(1)
 
 
-# --- what may begin behind it ----------------------------------------------------------------------------------------
+# --- what may begin after it -----------------------------------------------------------------------------------------
 
 N = 10  # the number of the later transaction
 

@@ -71,7 +71,7 @@ class Connection:
         raise ClosedError("not here")
 
     def close(self) -> None:
-        """Nothing is to be closed."""
+        """There is nothing to close."""
 
 
 class Home:

@@ -1,4 +1,4 @@
-"""Delivery from several partitions: who takes one by one stays with one for a short while, and no longer."""
+"""Delivery from several partitions: a consumer taking one by one stays with one for a short while, and no longer."""
 
 from __future__ import annotations
 

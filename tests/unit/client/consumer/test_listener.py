@@ -1,4 +1,4 @@
-"""Listeners: to return acknowledges, to raise retries, and who rejects does not acknowledge by returning."""
+"""Listeners: returning acknowledges, raising retries, and after a reject returning does not acknowledge."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ListenerFixture:
         self.consumed = self.assigned(1)
 
     def assigned(self, made_ms: int, count: int = 1) -> ConsumedPartition:
-        """The partition comes to us, with so many messages made at a time."""
+        """The partition is assigned to us, with so many messages made at a time."""
         consumed = self.share.partitions[SLOT] = ConsumedPartition(SLOT, 1, 0, 0)
         consumed.fetch = 1
         consumed.fetched(1, [Message("orders", 0, at, b"k", b"v", {}, None, made_ms, None) for at in range(count)])

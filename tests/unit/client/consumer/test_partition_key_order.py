@@ -114,7 +114,7 @@ def test_partition_passes_a_deferred_message_and_queues_its_key() -> None:
     member.ack(3)
     crc = key_crc(first)
     assert (member.position, deferred_text(member)) == (5, f"[[0,1,{crc}],[1,0,{crc},7],[4,0,{crc},7]]")
-    assert member.next_due() == 5.0  # those behind are due, and not deliverable
+    assert member.next_due() == 5.0  # the later ones are due, and not deliverable
     for offset in (0, 1, 4):
         assert [found.offset for found in member.take(9, 5.0)] == [offset]
         member.forget_deferred(offset)

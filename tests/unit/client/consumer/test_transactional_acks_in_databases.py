@@ -71,7 +71,7 @@ def test_absent_store_is_asked_later_and_ends_no_thread(error: Exception) -> Non
 @pytest.mark.parametrize("is_committed", [True, False])
 @pytest.mark.parametrize("is_deferred", [True, False])
 def test_unanswered_commit_blocks_saves_and_dead_letters_until_it_ends(is_committed: bool, is_deferred: bool) -> None:
-    """Else the plain save waits for the row, comes behind the COMMIT, and takes back what that has saved."""
+    """Else the plain save waits for the row, runs after the COMMIT, and takes back what that has saved."""
     world, database = in_database()
     text, offset = deferred(world, -1) if is_deferred else None, -1 if is_deferred else 0
     database.committed, database.is_under_way = StoredOffset(0, text), True
@@ -203,7 +203,7 @@ def test_deferred_message_is_not_acknowledged_twice_after_a_failed_commit() -> N
 
 
 def test_message_that_no_save_has_passed_is_not_committed() -> None:
-    """What waited behind another of its key is delivered before anybody saved that it is deferred."""
+    """What waited for another of its key is delivered before anybody saved that it is deferred."""
     world, database = in_database()
     world.consumed.deferred[0] = waiting = Waiting(message(0), 0, None)
     world.consumed.ack(0)

@@ -135,7 +135,7 @@ class CoreFixture:
         self.answers.clear()
         self.is_up = False
         self.core.disconnected()
-        for batch, transmission, result in late:  # read before the loss, told behind it
+        for batch, transmission, result in late:  # read before the loss, told after it
             if isinstance(result, int):
                 self.core.answered(batch, result)
             else:

@@ -1,4 +1,4 @@
-"""Ctrl-C while the core takes an answer: what is behind it keeps its numbers."""
+"""Ctrl-C while the core takes an answer: what follows keeps its numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_interrupted_answer_is_taken_or_comes_again() -> None:
                 core.answered(batch, 0)
         sys.setprofile(None)
         is_struck = strike.left <= 0
-        core.disconnected()  # as ``Connection`` does behind an interrupt
+        core.disconnected()  # as ``Connection`` does after an interrupt
         core.connected(1, 1, 8)
         again = core.poll(0.0)
         assert [batch.sequence for batch in again] == [2 * batches.index(batch) for batch in again], number

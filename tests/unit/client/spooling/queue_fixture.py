@@ -43,7 +43,7 @@ Outcome = bytes | BaseException
 
 
 class Answer:
-    """What a request of a flight came to."""
+    """The result of a request of a flight."""
 
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome

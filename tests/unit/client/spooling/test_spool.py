@@ -199,7 +199,7 @@ def test_counts_follow_file_after_write_that_was_cut_short(spool: Spool, monkeyp
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(spool, "_add", interrupted)  # behind the commit
+    monkeypatch.setattr(spool, "_add", interrupted)  # after the commit
     with pytest.raises(KeyboardInterrupt):
         spool.append(PARTITION, b"2", 1)
     monkeypatch.undo()

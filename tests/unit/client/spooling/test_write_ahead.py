@@ -1,4 +1,4 @@
-"""A spool whose refused batches stay: what is behind them waits, and the spool says why."""
+"""A spool whose refused batches stay: what follows them waits, and the spool says why."""
 
 from __future__ import annotations
 

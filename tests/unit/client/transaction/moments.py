@@ -1,4 +1,4 @@
-"""The moments before and behind each execution at any home of a cluster in memory."""
+"""The moments before and after each execution at any home of a cluster in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from txmq.testing.simulated.cluster import SimulatedCluster
 
 
 class Moments:
-    """Counts the moments before and behind each execution at any home, and does something at some of them."""
+    """Counts the moments before and after each execution at any home, and does something at some of them."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.passed = 0

@@ -300,7 +300,7 @@ def test_interrupt_while_it_asks_leaves_it_to_the_next(
 
 def test_untold_rollback_waits_for_no_earlier_end(cluster: SimulatedCluster) -> None:
     first, second, _ = cluster.homes
-    first.session.next_txid()  # an earlier transaction, which hangs behind others: it holds the session's floor
+    first.session.next_txid()  # an earlier transaction, which waits for others: it holds the session's floor
     second.faults["prepare"].extend([lost(is_executed=True), *[lost(is_executed=False)] * 40])
     for home in (first, second):
         home.faults["rollback"].extend([lost(is_executed=False)] * 40)

@@ -1,6 +1,6 @@
 """A KeyboardInterrupt anywhere in the end of a block: it ends, its locks go, and its context takes the next one.
 
-At the very entry of ``__exit__`` nothing of a Python function can catch it, so the sweeps begin behind that.
+At the very entry of ``__exit__`` nothing of a Python function can catch it, so the sweeps begin after that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from txmq.errors import TransactionError
 from txmq.model import Outcome
 from txmq.testing.simulated.broker import SimulatedBroker
 
-FIRST = 2  # behind the entry of ``__exit__``
+FIRST = 2  # after the entry of ``__exit__``
 STRUCK = (block, current, ending, last_resource_ending, local_ending, two_phase_ending)
 Body = Callable[[Transaction], None]
 Struck = Callable[[int, Transaction, Body], bool]

@@ -291,7 +291,7 @@ def test_wait_goes_on_while_the_home_is_away(cluster: SimulatedCluster) -> None:
 def test_partition_is_held_until_its_messages_are_placed(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, keys: list[bytes]
 ) -> None:
-    """The home has decided, and places behind an earlier transaction of the same key."""
+    """The home has decided, and places after an earlier transaction of the same key."""
     home, commit = cluster.homes[0], cluster.homes[0]._commit
 
     def places_late(txid: str, fields: Any, body: bytes) -> bytes:
@@ -347,7 +347,7 @@ def two(cluster: SimulatedCluster, value: bytes = b"1") -> Transaction:
     return tx
 
 
-ALL = range(1, 7)  # prepare at B, commit at A, commit at B: before and behind each
+ALL = range(1, 7)  # prepare at B, commit at A, commit at B: before and after each
 
 
 def test_a_transfer_has_six_moments() -> None:

@@ -1,4 +1,4 @@
-"""A client that is closed and let go of leaves nothing behind, whatever it had under way."""
+"""A client that is closed and let go of is freed whole, whatever it had under way."""
 
 from __future__ import annotations
 

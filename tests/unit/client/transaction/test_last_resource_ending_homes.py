@@ -45,7 +45,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
 
 
 class Moments:
-    """Does something at some of the moments before and behind each execution, at any home."""
+    """Does something at some of the moments before and after each execution, at any home."""
 
     def __init__(self, shop: Shop) -> None:
         self.passed, self.at = 0, dict[int, Any]()
@@ -181,7 +181,7 @@ def test_marker_of_dead_owner_is_swept_when_every_home_knows(shop: Shop) -> None
     assert shop.check()
 
 
-MOMENTS = range(1, 9)  # prepare at A and B, commit at B and A: before and behind each
+MOMENTS = range(1, 9)  # prepare at A and B, commit at B and A: before and after each
 
 
 def test_an_order_has_eight_moments(shop: Shop) -> None:

@@ -165,7 +165,7 @@ def test_outcome_is_known_without_the_broker(world: LastResourceFixture) -> None
     assert transactions.outcome(tx.txid) is Outcome.COMMITTED
 
 
-# --- what comes behind it --------------------------------------------------------------------------------------------
+# --- what comes after it ---------------------------------------------------------------------------------------------
 
 
 def test_local_transaction_goes_behind_it(world: LastResourceFixture) -> None:

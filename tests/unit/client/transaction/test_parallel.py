@@ -1,4 +1,4 @@
-"""Several databases at once: who waits for whom, what is raised, and what becomes of one that is late."""
+"""Several databases at once: which one waits for which, what is raised, and what becomes of one that is late."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def test_a_doubt_that_nobody_clears_up_is_unknown(world: XAFixture, word: Fault,
     assert world.databases[0].rows == ([b"1"] if is_executed else [])
 
 
-# --- behind the decision ---------------------------------------------------------------------------------------------
+# --- after the decision ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["-", "+"])

@@ -125,7 +125,7 @@ def test_home_left_after_a_rollback_keeps_no_id(world: World) -> None:
     """Found: the session's window of outcomes stood still from there on."""
     here, there = world.cluster.homes
     world.watch()
-    world.at[2] = lambda: setattr(there, "is_away", True)  # behind its prepare
+    world.at[2] = lambda: setattr(there, "is_away", True)  # after its prepare
     with pytest.raises(RolledBackError):
         world.transfer()
     there.is_away = False
@@ -141,7 +141,7 @@ def test_home_that_was_not_asked_to_decide_blocks_no_other(world: World, *, has_
     if not has_databases:
         world.resources.clear()
     world.watch()
-    world.at[2] = lambda: setattr(here, "is_away", True)  # behind the other one's prepare
+    world.at[2] = lambda: setattr(here, "is_away", True)  # after the other one's prepare
     with pytest.raises(RolledBackError):
         world.transfer()
     world.cluster.talk()
@@ -153,14 +153,14 @@ def test_home_that_was_not_asked_to_decide_blocks_no_other(world: World, *, has_
 def test_untold_home_is_pending_beside_databases(world: World) -> None:
     world.databases[0].faults["commit"].append("-")
     world.watch()
-    world.at[4] = lambda: setattr(world.cluster.homes[1], "is_away", True)  # behind decide
+    world.at[4] = lambda: setattr(world.cluster.homes[1], "is_away", True)  # after decide
     tx = world.transfer()
     assert (tx.outcome, tx.pending) == (Outcome.COMMITTED, ("a", "home 00000000000000a2"))
     world.heal()
     assert world.check()
 
 
-MOMENTS = range(1, 11)  # prepare at B, decide at A, commit at B, complete twice at A: before and behind each
+MOMENTS = range(1, 11)  # prepare at B, decide at A, commit at B, complete twice at A: before and after each
 
 
 def test_a_transfer_has_ten_moments(world: World) -> None:

@@ -265,7 +265,7 @@ class Manager:
             self.answer("rollback")
 
     def answer(self, call: str, *flags: XAFlag) -> bool:
-        """Whether it ended so; behind a commit in two phases a branch that is not there has ended so before."""
+        """Whether it ended so; after a commit in two phases a branch that is not there has ended so before."""
         try:
             getattr(self.resource, call)(XID, *flags)
         except XAError as error:

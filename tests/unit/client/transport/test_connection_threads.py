@@ -1,4 +1,4 @@
-"""Threads that share a link: nobody who waits is forgotten when another one stops reading."""
+"""Threads that share a link: no waiting thread is forgotten when another one stops reading."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_finished_follower_that_is_called_to_lead_passes_it_on(
     wait_until_listed(link, second)
     link._leader = None
     first.answered(200, b"")
-    link._follow(first, clock.monotonic())  # finds itself done, and somebody else asleep whom nobody reads for
+    link._follow(first, clock.monotonic())  # finds itself done, and another thread asleep that nobody reads for
     broker.sendall(answer(second))
     waiting.join(DEADLINE_S / 2)
     assert woken == [b""]
@@ -414,7 +414,7 @@ def test_request_that_meets_links_end_is_told_exactly_once(told_by_fail: bool) -
     told: list[TxmqError] = []
 
     class Meeting(dict[bytes, tuple[Pending, float, int]]):
-        """The link fails right when the request is put into the list: before, or behind."""
+        """The link fails right when the request is put into the list: before, or after."""
 
         def __setitem__(self, opaque: bytes, asked: tuple[Pending, float, int]) -> None:
             if told_by_fail:

@@ -77,7 +77,7 @@ def test_a_change_that_others_follow_at_once_is_made() -> None:
     ensemble = SimZooKeeper()
     session, following = ensemble.open(), ZooKeeperRegistry(ensemble.open())
     registry = _registry(session)
-    for number in range(20):  # the other one comes at each call of the read behind the change
+    for number in range(20):  # the other one comes at each call of the read after the change
         version, calls = registry.access().version, number
 
         def follow(version: int = version) -> None:
@@ -177,7 +177,7 @@ def test_first_user_keeps_older_brokers_from_joining() -> None:
     session = SimZooKeeper().open()
     registry = _registry(session)
     registry.change_access(A, 0, {"quota.topic.a": {"n": 1}})
-    assert _format(session) == 1  # what these read: there is nobody whom they would serve in spite of a refusal
+    assert _format(session) == 1  # what these read: they would serve nobody in spite of a refusal
     registry.change_access(A, 1, {"user.ops": USER})
     assert _format(session) == 2
     registry.change_access(A, 2, {"user.shop": USER})

@@ -126,7 +126,7 @@ CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call du
 
 
 def _after(name: str, loss: tuple[int, bool] | None) -> tuple[object, dict[str, tuple[bytes, bool]], bool]:
-    """The result of a call, the tree behind it, and whether the connection was lost in it."""
+    """The result of a call, the tree after it, and whether the connection was lost in it."""
     ensemble = SimZooKeeper()
     before, call = CALLS[name]
     registry = ZooKeeperRegistry(ensemble.open())
@@ -154,7 +154,7 @@ def test_an_answer_lost_at_any_change_makes_no_difference(name: str, is_carried_
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_of_a_dead_process_is_finished_by_another(name: str) -> None:
-    """The process dies behind each change, its session expires, and the next process makes the same call."""
+    """The process dies after each change, its session expires, and the next process makes the same call."""
     _result, tree, _ = _after(name, None)
     for changes in range(CHANGES_MAX):
         ensemble = SimZooKeeper()
@@ -170,7 +170,7 @@ def test_a_call_of_a_dead_process_is_finished_by_another(name: str) -> None:
 
 
 def _dies(ensemble: SimZooKeeper, call: Call, changes: int) -> bool:
-    """Whether a process that is to die behind a change came that far."""
+    """Whether a process that dies after a change got that far."""
 
     def lose(_state: SessionState) -> None:
         ensemble.is_reachable = False
@@ -213,7 +213,7 @@ def test_a_cluster_from_before_gets_its_counter_of_epochs() -> None:
 
 
 def _loses_create(registry: Registry, behind: Callable[[], object], *, is_carried_out: bool) -> None:
-    """Lose the connection in a change, and let others come behind it before it is there again."""
+    """Lose the connection in a change, and let others come after it before it is there again."""
     session = _session(registry)
     session.lose_next(is_carried_out=is_carried_out)
     reconnect = session.connect
@@ -413,7 +413,7 @@ def test_a_change_of_one_topic_reads_that_one(pair: tuple[Registry, Registry], m
 
 
 def test_topics_of_an_emptied_ensemble_are_not_those_read_before(pair: tuple[Registry, Registry]) -> None:
-    """Its numbers begin anew, and may come to those that were read; the session with it is another one."""
+    """Its numbers begin anew, and may reach those that were read; the session with it is another one."""
     here, there = pair
     there.create_topic(topic(1), [A, B])
     [first] = here.topics().topics

@@ -72,7 +72,7 @@ UNCHANGING = (
 
 
 class Outcome(NamedTuple):
-    """What two calls came to, and the tree behind both."""
+    """The results of two calls, and the tree after both."""
 
     first: object
     second: object

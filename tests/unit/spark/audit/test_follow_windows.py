@@ -178,7 +178,7 @@ def test_messages_removed_or_replaced_before_the_audit_are_reported(tmp_path: Pa
 @pytest.mark.parametrize(
     ("lives", "topic_id", "refusal"),
     [
-        (((FIRST, 0), (SECOND, 9_000), (THIRD, 9_100)), 7, None),  # a restart behind what was audited
+        (((FIRST, 0), (SECOND, 9_000), (THIRD, 9_100)), 7, None),  # a restart after what was audited
         (((FIRST, 0), (SECOND, 9_000), (THIRD, 9_099)), 7, "audited up to offset 9100, and is the same log up to 9099"),
         (((FIRST, 0), (THIRD, 8_000)), 7, "an older copy of the broker's data was put back.* up to 8000"),
         (((THIRD, 0),), 7, "is the same log up to 0"),

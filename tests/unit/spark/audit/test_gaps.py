@@ -1,4 +1,4 @@
-"""Holes are found whatever run of offsets they lie in, before, between and behind; twice-read offsets too."""
+"""Holes are found whatever run of offsets they lie in, before, between and after; twice-read offsets too."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _nothing_saved_at_the_end(history: GroupHistory) -> None:
 
 
 def _later(history: GroupHistory, seconds: float) -> None:
-    """Everything behind the fault comes later, acknowledgements of sends excepted."""
+    """Everything after the fault comes later, acknowledgements of sends excepted."""
 
     def moved(time: int) -> int:
         return time + int(seconds * SECOND) if time > 1.2 * SECOND else time

@@ -408,7 +408,7 @@ def test_what_retention_took_is_not_lost() -> None:
 
 def test_a_pending_transaction_may_become_visible_late() -> None:
     history = _history()
-    _renumber(history, ORDERS, [0, 1, 3, 2])  # t4, told as pending at 72, behind t6, begun at 110
+    _renumber(history, ORDERS, [0, 1, 3, 2])  # t4, told as pending at 72, after t6, begun at 110
     rows = _rows(history)
     rows[2], rows[3] = rows[3], rows[2]
     history.polls.pop()

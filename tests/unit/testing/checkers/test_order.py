@@ -19,7 +19,7 @@ def _found(
     is_cluster: bool = True,
     is_pending: bool = False,
 ) -> list[str]:
-    """Of two operations in one partition: the later one stands in front of the one that was acknowledged before."""
+    """Of two operations in one partition: the later one comes before the one that was acknowledged earlier."""
     partition = None if early_offset is None else 0
     early = Operation(
         "t1", "a", "txn", 10, [Send("orders", "ada", "a-1", partition, early_offset)], [], "ok", 20, is_pending

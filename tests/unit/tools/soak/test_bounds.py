@@ -13,7 +13,7 @@ LONGEST = Measure("stall", "ms", 100, 0.5, 10, max, 60.0)
 
 
 def samples(name: str, *values: float, step_s: float = 1.0) -> list[Sample]:
-    """Behind the warm-up, one after the other."""
+    """After the warm-up, one after the other."""
     return [{"second": WARM_UP_S + number * step_s, name: value} for number, value in enumerate(values)]
 
 

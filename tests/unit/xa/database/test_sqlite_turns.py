@@ -1,4 +1,4 @@
-"""SQLiteWriterQueue of the writers to one SQLite file: who ends wakes who waits, every end gives the turn back, none
+"""SQLiteWriterQueue of the writers to one SQLite file: an end wakes one that waits, every end gives the turn back, none
 is needed."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The database side: who it is, what it refuses, and what the body of a block may do with its connection."""
+"""The database side: its identity, what it refuses, and what the body of a block may do with its connection."""
 
 # ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
 
@@ -31,7 +31,7 @@ from txmq.xa.database.marker_table import MarkerTable
 
 from ..support import NAME, LastResourceFixture, abandon
 
-# --- who it is -------------------------------------------------------------------------------------------------------
+# --- its identity ----------------------------------------------------------------------------------------------------
 
 
 def test_install_is_idempotent_and_keeps_the_identity(world: LastResourceFixture) -> None:

@@ -119,7 +119,7 @@ def test_a_wrapped_connection_in_a_transaction_is_refused(world: LastResourceFix
 
 
 class Interrupted(Passing):
-    """Ctrl-C comes behind a statement, or in front of undoing it, too."""
+    """Ctrl-C comes after a statement, or before undoing it, too."""
 
     def __init__(self, connection: Any, is_undone: bool) -> None:
         super().__init__(connection)
@@ -135,7 +135,7 @@ class Interrupted(Passing):
 
 
 class InterruptedCursor(Passing):
-    """Behind SAVEPOINT."""
+    """After SAVEPOINT."""
 
     def execute(self, sql: str, *given: Any) -> Any:
         self._connection.execute(sql, *given)

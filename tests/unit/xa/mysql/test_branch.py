@@ -71,7 +71,7 @@ def branch_on(connection: Connection, *, is_packed: bool, has_key: bool = False)
 @pytest.mark.parametrize(
     ("fails_at", "code", "packed", "one_by_one"),
     [
-        # the server's own refusal of what stands in front of XA PREPARE: it did nothing behind it
+        # the server's own refusal of what comes before XA PREPARE: it did nothing after it
         (END, 1397, HeuristicError, HeuristicError),
         (END, 1399, HeuristicError, HeuristicError),
         (MARKER, 1399, RolledBackError, RolledBackError),

@@ -42,7 +42,7 @@ class Connection:
         self._one()
 
     def send_query(self, text: Any) -> None:
-        """Its answer is to be read."""
+        """Its answer must be read."""
         self.asked.append(text)
 
     def next_result(self) -> int:

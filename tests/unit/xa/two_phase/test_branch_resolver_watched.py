@@ -13,7 +13,7 @@ from ..xa_support import FakeResource, XAFixture
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_unanswered_rollback_is_durable_before_its_owner_hears_of_it(fails: bool) -> None:
-    """Found: the branch came back with a crash of the database, behind the session's floor: an operator's work."""
+    """Found: the branch came back with a crash of the database, below the session's floor: an operator's work."""
     world = XAFixture("a")
     with crash_at("client.xa.all_prepared"), pytest.raises(SimulatedCrash):
         world.transfer(b"x")

@@ -71,10 +71,10 @@ def test_a_stripped_binding_is_found() -> None:
         client.client.binding = BINDING
         assert ask(client, header + attempt.first().split(b",,", 1)[1]).error == "unauthenticated"
         assert client.client.user == ""
-    client = made.connect()  # of one who does not bind, and could be relayed
+    client = made.connect()  # that of one that does not bind, and could be relayed
     client.client.binding = BINDING
     assert ask(client, ScramAttempt("ops", "pencil", "abc").first()).error == "unauthenticated"
-    client = made.connect()  # without TLS there is nothing to be bound to
+    client = made.connect()  # without TLS there is nothing to bind to
     assert ask(client, ScramAttempt("ops", "pencil", "abc", BINDING).first()).error == "unauthenticated"
 
 

@@ -84,7 +84,7 @@ class World:
 
 
 class Case(NamedTuple):
-    """A request that is answered 200 to whom all of ``needs`` are granted."""
+    """A request that is answered 200 to a user to whom all of ``needs`` are granted."""
 
     verb: str
     action: str
@@ -93,7 +93,7 @@ class Case(NamedTuple):
     before: Callable[[World], object] = lambda world: None
     about: str = ""
     of_any: bool = False  # the grant on any thing of the kind will do
-    is_over: bool = False  # nothing is left to end: who settles for others is told so (410)
+    is_over: bool = False  # nothing is left to end: a user who settles for others is told so (410)
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.verb, self.action, self.about)))

@@ -185,7 +185,7 @@ def test_home_that_rolled_back_ends_the_report(is_prepared: bool) -> None:
     assert (is_quiet(there), [fact["what"] for fact in facts(there)]) == (True, ["heuristic-commit"])
 
 
-# --- known to be committed, and behind another part that is in doubt -------------------------------------------------
+# --- known to be committed, and waits for another part that is in doubt ----------------------------------------------
 
 
 def test_decision_that_is_known_says_what_it_waits_for() -> None:

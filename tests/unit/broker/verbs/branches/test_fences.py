@@ -1,4 +1,4 @@
-"""Fences for one database: who may settle for it gets its branches rolled back, and touches nothing else."""
+"""Fences for one database: a user who may settle for it gets its branches rolled back, and touches nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for other homes is listed with whom it waits for, and counted; a broker that is alone has none of it."""
+"""What waits for other homes is listed with these homes, and counted; a broker that is alone has none of it."""
 
 from __future__ import annotations
 

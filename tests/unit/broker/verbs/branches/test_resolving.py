@@ -1,4 +1,4 @@
-"""Branches come to their outcome without their client: the home that decides is asked, fenced, and told."""
+"""Branches get their outcome without their client: the home that decides is asked, fenced, and told."""
 
 from __future__ import annotations
 

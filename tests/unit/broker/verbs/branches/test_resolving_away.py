@@ -126,7 +126,7 @@ def test_home_that_reports_by_itself_is_not_reminded() -> None:
 
 
 def test_living_owner_is_asked_about_every_two_seconds() -> None:
-    """Found: an owner that died behind a long wait was noticed up to 30 s later."""
+    """Found: an owner that died after a long wait was noticed up to 30 s later."""
     here, there = two_homes()
     cluster = Cluster(here, there)
     owner = here.session()

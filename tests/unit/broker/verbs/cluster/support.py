@@ -86,7 +86,7 @@ class Broker:
         self.work()
 
     def asks(self) -> list[Ask]:
-        """What the registry is to be asked."""
+        """What the registry must be asked."""
         self.node.pump()
         return self.node.core.take_registry_asks()
 

@@ -130,7 +130,7 @@ def test_group_whose_anchor_is_lost_chooses_another() -> None:
 
 
 def test_anchor_that_is_lost_and_not_released_is_asked_again() -> None:
-    """The home is given up before its anchors are released, and who gave it up may have died between."""
+    """The home is given up before its anchors are released, and the home that gave it up may have died in between."""
     one, two = with_topic()
     join(one)
     one.registry.close()

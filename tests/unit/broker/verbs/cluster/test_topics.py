@@ -171,7 +171,7 @@ class Contended(EmbeddedRegistry):
     conflicts = 0
 
     def create_topic(self, topic: Topic, homes: object) -> PlacedTopic:
-        """See ``Registry``; an answer may be lost behind the change."""
+        """See ``Registry``; the answer may be lost after the change."""
         made = super().create_topic(topic, homes)  # type: ignore[arg-type]
         self._conflict()
         return made

@@ -1,4 +1,4 @@
-"""Bodies of ``group`` and offsets of transactions: what JSON bears and nothing behind it does is refused."""
+"""Bodies of ``group`` and offsets of transactions: what JSON can carry and nothing downstream can is refused."""
 
 from __future__ import annotations
 

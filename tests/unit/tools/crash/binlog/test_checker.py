@@ -41,7 +41,7 @@ def change(gtid: int, op: str, id_: int, before: int | None, after: int | None, 
 
 BINLOG = [
     Decoded("0-1-1", [change(1, "c", 1, None, 10), change(1, "c", 2, None, 10, 1), change(1, "c", 3, None, 10, 2)]),
-    Decoded("0-1-2", [change(2, "u", 1, 10, 20)]),  # the sync begins behind this one
+    Decoded("0-1-2", [change(2, "u", 1, 10, 20)]),  # the sync begins after this one
     Decoded("0-1-3", [change(3, "u", 1, 20, 30), change(3, "u", 2, 10, 30, 1)]),
     Decoded("0-1-4", [change(4, "c", 4, None, 40)]),
     Decoded("0-1-6", [change(5, "u", 1, 30, 50)]),  # an XA transaction, prepared by 5
@@ -127,7 +127,7 @@ def swap(parts: list[list[Stored]]) -> None:
 
 
 def before_its_xa_commit(parts: list[list[Stored]]) -> None:
-    """Behind the rows of 3, and before those of 4."""
+    """After the rows of 3, and before those of 4."""
     parts[0].insert(2, parts[0].pop(3))
 
 
