@@ -1,4 +1,4 @@
-"""What stands behind an exception, as error trackers and retry libraries walk it."""
+"""The causes and contexts of an exception, as error trackers and retry libraries walk it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 
-# Interpreters look for cycles behind every 700 objects made and kept: an eighth of the unit tests' processor time.
+# Interpreters look for cycles after every 700 objects made and kept: an eighth of the unit tests' processor time.
 gc.set_threshold(100_000, 20, 100)
 
 # A shell ignores SIGINT for what it starts in the background, and so would all that the tests start and interrupt.
@@ -103,8 +103,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]
         yield server
 
 
-# What takes longest, the longest first; the rest comes behind it, as collected. What begins last keeps one worker
-# busy alone.
+# What takes longest, the longest first; the rest follows, as collected. What begins last keeps one worker busy alone.
 LONGEST = (
     "tests/simulation/", "tests/spark/", "tests/crash/test_spark_campaign", "tests/crash/test_xa_campaign",
     "tests/crash/test_homes_campaign",

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Strike:
-    """Raises KeyboardInterrupt behind the n-th call that is made, or function that is entered, in some files."""
+    """Raises KeyboardInterrupt after the n-th call that is made, or function that is entered, in some files."""
 
     def __init__(self, number: int, *modules: ModuleType) -> None:
         self.left, self._paths = number, [module.__file__ for module in modules]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "stats.md"
-# Of a broker in a cluster alone, beside all of ``registry``.
+# Only of a broker in a cluster, besides all of ``registry``.
 OF_CLUSTERS = {"registry", "in_doubt_branch", "branches_unreported", "branches_held", "decisions_with_homes", "placing"}
 
 

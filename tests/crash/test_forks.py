@@ -54,7 +54,7 @@ class Fork:
         self.status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def play(self, work: Callable[[], None]) -> None:
-        """Do ``work``, which comes to ``is_here``; the child does not come back from it."""
+        """Do ``work``, which reaches ``is_here``; the child does not come back from it."""
         parent = os.getpid()
         try:
             work()

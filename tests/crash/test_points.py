@@ -56,7 +56,7 @@ def test_every_crash_point_stands_for_a_row_or_beside_them() -> None:
 
 
 def test_a_plan_waits_for_no_point_of_other_tests() -> None:
-    """A campaign came to broker.database.fenced after twenty deaths, and waited for it for ever."""
+    """A campaign reached broker.database.fenced after twenty deaths, and waited for it for ever."""
     assert set(SQLITE_POINTS) & {point for row in BESIDE.values() for point in row["points"]} == set()  # type: ignore[attr-defined]
 
 

@@ -243,7 +243,7 @@ class Customers:
 
 
 def fastapi(place: Place) -> OrderService:
-    """AsyncSession on asyncpg, by uvicorn; its relay is a thread beside the loop."""
+    """AsyncSession on asyncpg, by uvicorn; its relay runs in a thread next to the loop."""
     connect = place.on_postgresql()
     url = f"postgresql://postgres@127.0.0.1:{place.postgresql.port}/{place.database}"
     command = [*PYTHON, "uvicorn", "--port", str(place.port), "--factory", "examples.order_service_fastapi:create_app"]

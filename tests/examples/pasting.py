@@ -1,4 +1,4 @@
-"""A page of ``docs/`` pasted whole into a folder: its files are written, its commands run by bash, beside a broker."""
+"""A page of ``docs/`` pasted whole into a folder: its files are written, its commands run by bash, with a broker."""
 
 from __future__ import annotations
 

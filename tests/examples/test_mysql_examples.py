@@ -233,4 +233,4 @@ def test_half_messages_survive_a_killed_owner(broker: BrokerProcess, tmp_path: P
             customer.encode() for (customer,) in connection.execute("SELECT customer FROM orders ORDER BY customer")
         ]
     assert [key for key, _ in sent(broker)] == keys
-    assert len(keys) >= 3 + 1 + 2  # the third one's own come on top, if it came to one before it was asked
+    assert len(keys) >= 3 + 1 + 2  # the third one's own come on top, if it made one before it was asked

@@ -117,7 +117,7 @@ def _blocks(page: str, language: str) -> list[str]:
 
 
 class OutboxPage:
-    """docs/how-to/outbox.md beside a broker: its programs and its file, with a database of the test."""
+    """docs/how-to/outbox.md with a broker: its programs and its file, with a database of the test."""
 
     page = "docs/how-to/outbox.md"
 

@@ -61,7 +61,7 @@ class _Caller:
 
 
 class LoopThread:
-    """A loop in a thread, and those who call it."""
+    """A loop in a thread, and its callers."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -160,7 +160,7 @@ class _ShownMessage(Shown):
 
 
 def inside(client: txmq.Client, work: Callable[[txmq.Client], T]) -> T:
-    """``work`` with the client of ``txmq``: this one, or the one that a loop's client has behind it, in a strand."""
+    """``work`` with the client of ``txmq``: this one, or the one that a loop's client wraps, in a strand."""
     if not isinstance(client, Shown):
         return work(client)
     original: txmq.aio.Client = client.original

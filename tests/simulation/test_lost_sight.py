@@ -1,6 +1,6 @@
 """An XA COMMIT that meets the end of the owner's session (MariaDB 10.11): believing its answer is caught by a seed.
 
-The resolver that ships waits for the marker row's lock behind the answer, and for the end of a session that it kills:
+The resolver that ships waits for the marker row's lock after the answer, and for the end of a session that it kills:
 the same seed finds nothing then.
 """
 

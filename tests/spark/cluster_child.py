@@ -50,7 +50,7 @@ def main(registry: str, brokers: str, database: str, directory: str, rows: str) 
     before = tasks_done(spark.sparkContext)
     sys.argv = [str(JOB), "--bootstrap", registry, "--topic", "orders", "--database", database, "--table", "orders"]
     sys.argv += ["--match", "id = key", "--settle-ms", "0", "--output", f"{directory}/audit"]
-    SparkSession.stop = lambda session: None  # its tasks are counted behind it
+    SparkSession.stop = lambda session: None  # its tasks are counted after it
     try:
         runpy.run_path(str(JOB), run_name="__main__")
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""One Spark session for the whole run, and a real broker beside it."""
+"""One Spark session for the whole run, and a real broker."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from txmq.testing.processes.zookeeper import Ensemble
 
 ROWS = 2_000
 TASKS_MAX = 60  # 18 were seen; 2,600 before partitions followed the size of the data
-TIMEOUT_S = 1200  # beside a load of 8 a session of Spark alone takes minutes
+TIMEOUT_S = 1200  # under a load of 8 a session of Spark alone takes minutes
 CONF = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.executor.memory": "512m", "spark.ui.showConsoleProgress": "false",

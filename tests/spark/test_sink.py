@@ -141,7 +141,7 @@ def test_stream_that_repeats_batch_after_crash_writes_it_once(
         for number in range(2):
             producer.send_many("in", [(None, f"v{number * 100 + n}".encode()) for n in range(100)])
             _drain(spark, broker, topic, checkpoint)
-            if number == 1:  # the driver died behind the broker's commit: Spark does not know of it
+            if number == 1:  # the driver died after the broker's commit: Spark does not know of it
                 for commit in (checkpoint / "commits").glob("[.1]*"):
                     commit.unlink()
                 _drain(spark, broker, topic, checkpoint)

@@ -90,7 +90,7 @@ def test_batch_stream_source_and_audit_over_both_homes(
     assert values(client, topic) == once(ROWS)
     assert {message.partition for message in client.browse(topic)} == set(range(PARTITIONS))
     client.topics.create("copies", partitions=PARTITIONS)
-    for _ in range(2):  # a driver that died behind the decision: Spark does not know of it
+    for _ in range(2):  # a driver that died after the decision: Spark does not know of it
         _copied(spark, cluster, topic, tmp_path / "checkpoint")
         for commit in (tmp_path / "checkpoint" / "commits").glob("[.0]*"):
             commit.unlink()

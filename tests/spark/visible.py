@@ -8,7 +8,7 @@ DEADLINE_S = 60.0
 
 
 def wait_until_visible(client: txmq.Client, topic: str, count: int) -> None:
-    """Until the topic's partitions, together, end behind ``count`` messages."""
+    """Wait until the ends of the topic's partitions add up to ``count`` messages or more."""
     deadline = client.clock.monotonic() + DEADLINE_S
     while (seen := sum(held["end"] for held in client.topics.watermarks(topic))) < count:
         assert client.clock.monotonic() < deadline, f"{seen} of {count} messages are visible"

@@ -160,7 +160,7 @@ class CommitCase(Shop, TransactionTestCase):  # type: ignore[misc]  # Django has
 
 
 class IsolatedCase(Shop, TestCase):  # type: ignore[misc]  # Django has no types
-    """Blocks in a TestCase: its rows are its own, and gone behind it."""
+    """Blocks in a TestCase: its rows are its own, and gone after it."""
 
     def test_one_order(self) -> None:
         with self.captureOnCommitCallbacks(execute=True) as callbacks, together(producer(), orders_db) as tx:

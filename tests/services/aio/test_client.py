@@ -129,7 +129,7 @@ def test_cancelled_send_leaves_the_others_alone(shared_broker: BrokerProcess) ->
 
 
 def test_every_await_of_a_client_may_be_cancelled(shared_broker: BrokerProcess) -> None:
-    """Cancelled at the first await, at the second, ...: what was begun ends, and nothing stays behind."""
+    """Cancelled at the first await, at the second, ...: what was begun ends, and nothing is left over."""
 
     async def life() -> None:
         async with await txmq.aio.connect(shared_broker.address) as client:

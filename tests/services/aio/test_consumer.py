@@ -219,7 +219,7 @@ def test_cancelled_poll_takes_no_message_along(shared_broker: BrokerProcess, loo
 
 @pytest.mark.parametrize("loop", RUNS)
 def test_every_await_of_a_consumer_may_be_cancelled(shared_broker: BrokerProcess, loop: str) -> None:
-    """Cancelled at the first await, the second, ...: nothing stays behind, and no message is lost."""
+    """Cancelled at the first await, the second, ...: nothing is left over, and no message is lost."""
     topic = f"awaits-{loop}"
 
     async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:

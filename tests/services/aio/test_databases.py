@@ -190,7 +190,7 @@ def test_loop_goes_on_while_a_statement_waits(run: Callable[[Scenario], None]) -
 
 
 def test_cancelled_statement_ends_the_block_at_once(shared_broker: BrokerProcess, mariadb: MariaDB) -> None:
-    """Its connection takes no second statement while the first one runs: it is closed behind that."""
+    """Its connection takes no second statement while the first one runs: it is closed after that one."""
     shop = MariaDBShop(mariadb)
 
     async def work() -> None:
@@ -228,7 +228,7 @@ def _waiting(shop: MariaDBShop) -> int:
 def test_statements_that_were_given_up_are_bounded(
     shared_broker: BrokerProcess, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that are given up behind a held row leave a connection each: no more than a few, however many come."""
+    """Requests given up while a row is locked leave a connection each: no more than a few, however many come."""
     monkeypatch.setattr(databases, "GIVEN_UP_MAX", 3)
     shop = MariaDBShop(mariadb)
 

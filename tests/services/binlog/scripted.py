@@ -119,16 +119,16 @@ class Script:
 
     @property
     def end(self) -> str:
-        """The position behind all of it."""
+        """The position after all of it."""
         return f"{DOMAIN}-{SERVER}-{len(self.transactions)}"
 
 
 class ScriptedSource:
-    """Hands out a script behind a position.
+    """Hands out a script, beginning after a position.
 
     Args:
         ended: called when all of it was taken.
-        away_after: the connection ends behind so many parts; 0: never.
+        away_after: the connection ends after so many parts; 0: never.
     """
 
     def __init__(self, script: Script, ended: Callable[[], None], away_after: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""A reader of a snapshot as a process, what it published, and a writer beside it."""
+"""A reader of a snapshot as a process, what it published, and a concurrent writer."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def test_drawn_values_come_as_the_server_shows_them(
 def differing(
     found: dict[int, tuple[Any, ...]], wanted: dict[int, tuple[Any, ...]], kinds: Sequence[Drawn]
 ) -> list[object]:
-    """The first values that are not as wanted, each behind its column."""
+    """The first values that are not as wanted, each with its row and column."""
     if found.keys() != wanted.keys():
         return ["other rows", *sorted(found.keys() ^ wanted.keys())[:20]]
     wrong = (

@@ -1,4 +1,4 @@
-"""The publisher against a real broker: who is the one reader, what a lost position means, what waits."""
+"""The publisher against a real broker: which one is the reader, what a lost position means, what waits."""
 
 from __future__ import annotations
 

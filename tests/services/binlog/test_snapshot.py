@@ -1,4 +1,4 @@
-"""Snapshots of a real MariaDB by the command: kills at each step, statements and XA beside them."""
+"""Snapshots of a real MariaDB by the command: kills at each step, concurrent statements and XA."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_rows_that_a_statement_moves_stop_the_reader(reading: Reading, made: lis
 
 
 def told_without(reading: Reading, begin: Position, error: SourceError) -> list[Any]:
-    """The rows behind a position, if the transaction is passed over that stopped the reader, as its error says."""
+    """The rows after a position, if the transaction is passed over that stopped the reader, as its error says."""
     (gtid,) = re.findall(r"start once with --skip (\S+) and --snapshot", str(error))
     with closing(reading.another(skipped=frozenset({gtid}))) as source:
         source.open(begin)

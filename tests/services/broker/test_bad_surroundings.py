@@ -198,7 +198,7 @@ _LONG = (b"meta *", b"stats json", b"topic list *", b"help *")
 def test_behind_a_flood_others_wait_for_one_turn_of_it(broker: BrokerProcess, piece: bytes, handled_max: int) -> None:
     """37: counted, not timed: the broker finds the flood and what others ask together, and takes a turn of each.
 
-    The flood puts messages: what the others are told of the topic's end counts those that were put in front of them.
+    The flood puts messages: what the others are told of the topic's end counts those that were put before them.
     """
     pid = broker.pid
     assert pid is not None

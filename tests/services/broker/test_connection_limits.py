@@ -1,4 +1,4 @@
-"""An address that takes its share of connections, plain and behind TLS: refused beyond it, while others are served."""
+"""An address that takes its share of connections, plain and with TLS: refused beyond it, while others are served."""
 
 from __future__ import annotations
 

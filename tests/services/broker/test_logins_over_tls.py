@@ -1,4 +1,4 @@
-"""Logins at a real broker behind TLS: bound to its certificate, by a client's, altered, replayed, relayed."""
+"""Logins at a real broker over TLS: bound to its certificate, by a client's, altered, replayed, relayed."""
 
 from __future__ import annotations
 

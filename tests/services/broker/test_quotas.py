@@ -129,7 +129,7 @@ def _held(ops: txmq.Client, members: dict[str, Consumer]) -> dict[str, bool]:
         for consumer in members.values():
             consumer.poll(timeout=0.1)
     stored, elapsed_s = _stored(ops, "limited") - before, time.monotonic() - begun_s
-    assert stored <= RATE * (elapsed_s + BURST_S + 0.1) * 1.1  # what nobody took in front of it may be taken at once
+    assert stored <= RATE * (elapsed_s + BURST_S + 0.1) * 1.1  # what nobody took before may be taken at once
     assert stored >= RATE * elapsed_s / 2  # 1.0 on a quiet machine
     return {group: _generation(ops, group) == generation for group, generation in generations.items()}
 

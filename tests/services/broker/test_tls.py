@@ -1,4 +1,4 @@
-"""A real broker behind TLS: who gets in, who does not, and that nobody in front of the door disturbs those inside."""
+"""A real broker with TLS: who gets in, who does not, and that nobody outside disturbs those inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In front of a door for TLS: handshakes that are altered, stop, or are none; rule R0 of ``watch`` at a real broker."""
+"""At a door for TLS: handshakes that are altered, stop, or are none; rule R0 of ``watch`` at a real broker."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_altered_handshake_disturbs_nobody_else(watch: Watch, files: TlsFiles, v
 
 
 def test_thousands_that_stop_in_handshake_take_bounded_memory(watch: Watch, files: TlsFiles) -> None:
-    """Silent, in the middle of the first message, behind it."""
+    """Silent, in the middle of the first message, after it."""
     hello = _hello(files)
     beginnings = [*[b"", hello[:1], hello[:100], hello[:-1]] * 2, hello]
 

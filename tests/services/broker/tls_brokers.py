@@ -1,4 +1,4 @@
-"""Brokers behind TLS, and who knocks at them."""
+"""Brokers with TLS, and the connections made to them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rule R0 for one broker: what is looked at around every case of bad input.
 
-R0: the broker lives and has logged no error; others waited behind no more than 50 ms of its work meanwhile; memory and
+R0: the broker lives and has logged no error; others waited for no more than 50 ms of its work meanwhile; memory and
 descriptors are back where they were; a normal put and get work; nothing was written but what the case says.
 
 *The delay of others.* A prober on a connection of its own pings, puts into a topic in memory, and gets, over and over:
@@ -28,13 +28,13 @@ from .bad_inputs import batch, put
 from .wire import Wire
 
 DELAY_S_MAX = 0.05  # of the broker's processor time
-# A prober that wakes late finds work in front of it that was done behind its answer. That others have their turn
+# A prober that wakes late finds work before it that was done after its answer. That others have their turn
 # between is counted, not timed, by test_behind_a_flood_others_wait_for_one_turn_of_it.
 FLOOD_DELAY_S_MAX = 0.25
 STANDSTILL_S_MAX = 10.0  # by the clock on the wall
 TRIES_MAX = 8
 RSS_GROWTH_BYTES_MAX = 5 << 20
-RSS_GROWTH_OF_ALL_BYTES_MAX = 16 << 20  # some 80 cases leave messages, sessions and outcomes behind
+RSS_GROWTH_OF_ALL_BYTES_MAX = 16 << 20  # some 80 cases leave messages, sessions and outcomes
 DEADLINE_S = 60.0
 
 

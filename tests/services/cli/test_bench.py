@@ -1,4 +1,4 @@
-"""``txmq bench``: it measures, it says what failed, and it leaves nothing behind."""
+"""``txmq bench``: it measures, it says what failed, and it leaves neither broker nor files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``txmq demo``, whole: it holds, it leaves nothing behind, and it can say no."""
+"""``txmq demo``, whole: it holds, it leaves neither broker nor files, and it can say no."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_undecided_branches_unknown_to_broker_are_listed_with_alarm(
 
 
 def as_hex(xid: str) -> str:
-    """As ``xid_sql`` writes it: MariaDB lists it so, with its format id behind."""
+    """As ``xid_sql`` writes it: MariaDB lists it so, with its format id at the end."""
     return xid.replace(" ", "")
 
 

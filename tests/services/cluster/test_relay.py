@@ -72,7 +72,7 @@ class Shop:
             self.written += 1
 
     def relay(self) -> Relay:
-        """One more relay; who had the lease is gone."""
+        """One more relay; the one that had the lease is gone."""
         self.connection.execute("UPDATE txmq_outbox_relay SET until_ms = 0")
         self.connection.commit()
         return Relay(self.client, self.outbox, self.connect)

@@ -95,7 +95,7 @@ def test_what_was_not_acknowledged_comes_again(client: txmq.Client) -> None:
             message.ack()
     with client.consumer(GROUP, [TOPIC]) as consumer:
         again: set[bytes] = set()
-        while not set(values(held[1::2])) <= again:  # what was acknowledged behind a gap may come along
+        while not set(values(held[1::2])) <= again:  # what was acknowledged after a gap may come along
             again.update(values(take(consumer, 1)))
 
 

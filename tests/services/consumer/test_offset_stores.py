@@ -424,7 +424,7 @@ class Careless:
 
 
 class FencesWhenSaving(Careless):
-    """The newest generation is known from saves only: who has loaded and not saved yet fences nobody."""
+    """The newest generation is known from saves only: a member that has loaded and not saved yet fences nobody."""
 
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
         """The highest generation so far may save."""

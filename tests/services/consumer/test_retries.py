@@ -150,7 +150,7 @@ def test_retry_topic_has_equal_limits_and_dead_letters(client: txmq.Client) -> N
 
 @pytest.mark.threads
 def test_a_redrive_that_cannot_read_the_account_yet_sends_nothing(client: txmq.Client) -> None:
-    """Behind a decision whose database is away no account is visible: run twice, each dead letter went out twice."""
+    """After a decision whose database is away no account is visible: run twice, each dead letter went out twice."""
     put_dead_letters(client, 2)
     dead_letters = Redrive(client, GROUP)
     first, second = dead_letters.dead_letters()

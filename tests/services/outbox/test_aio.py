@@ -39,7 +39,7 @@ class Shop:
         self.database, self.outbox = of_driver, txmq.aio.Outbox("orders-db")
 
     async def installed(self) -> Any:
-        """A connection, behind ``install``."""
+        """A connection, after ``install``."""
         connection = await self.database.open()
         await self.outbox.install(connection)
         return connection
@@ -57,7 +57,7 @@ class Shop:
             connection.close()
 
     def orders(self) -> list[int]:
-        """The rows beside them."""
+        """The committed rows of orders."""
         connection = self.database.look()
         try:
             return [number for (number,) in run(connection, "SELECT id FROM orders ORDER BY id")[0]]

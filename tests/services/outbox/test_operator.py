@@ -311,7 +311,7 @@ def test_parked_units_are_released_by_name_key_or_all(shop: Shop, client: txmq.C
         assert len(units) == 5
         assert operator.release([12345]) == operator.drop([12345]) == operator.release(key=("no", b"x")) == 0
         client.topics.create("no", partitions=1)
-        assert operator.release(units[3:4]) == 1  # behind another one of its key
+        assert operator.release(units[3:4]) == 1  # it still waits for another one of its key
         relay.drain(DRAIN_S)
         assert operator.look().backlog.parked == 5
         assert operator.release(key=("no", b"b")) == 2

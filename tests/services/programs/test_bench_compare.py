@@ -1,4 +1,4 @@
-"""``python -m bench.compare``: a checkout beside itself."""
+"""``python -m bench.compare``: a checkout compared with itself."""
 
 from __future__ import annotations
 

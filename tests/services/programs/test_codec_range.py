@@ -1,6 +1,6 @@
 """The record codec is aiokafka's: the golden vectors pass on the lowest version that pyproject.toml allows, too.
 
-The newest is what the set-up installs, and what all other tests run on. ``.ci/setup dev`` puts the lowest beside it.
+The newest is what the set-up installs, and what all other tests run on. ``.ci/setup dev`` adds the lowest next to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs beside the plain client at a broker with users: each logs in, again behind a kill, with its grants alone."""
+"""Programs other than the plain client at a broker with users: each logs in, also after a kill, with its grants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets who has a wheel and no checkout: it runs, and what its texts name is there."""
+"""What a user with a wheel and no checkout gets: it runs, and what its texts name is there."""
 
 from __future__ import annotations
 

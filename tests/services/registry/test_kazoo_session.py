@@ -85,7 +85,7 @@ def test_no_call_waits_longer_than_its_deadline(zookeeper: ZooKeeper, open_sessi
     finally:
         session._timeout = WITHIN_S
         zookeeper.resume()
-    # The server has the request: a later call of the session comes behind it, and tells what became of it.
+    # The server has the request: a later call of the session comes after it, and tells what became of it.
     assert session.get("/slow").value == b"late"
 
 

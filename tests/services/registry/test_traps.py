@@ -1,6 +1,6 @@
 """What ZooKeeper does to a client that believes too much, each trap by its name, on a real server.
 
-Others stand beside them: a restart inside the former session's time, a copied directory and a wiped ensemble in the
+There are others besides: a restart inside the former session's time, a copied directory and a wiped ensemble in the
 contract (``tests/unit/registry/contract.py``); requests that kazoo would queue, lost answers, lost watches and nodes
 of over 1 MB in ``test_kazoo_session.py``.
 """
@@ -186,7 +186,7 @@ def _may_read(session: Session, path: str) -> bool:
 
 
 def test_nodes_are_as_many_as_topics_and_homes(zookeeper: ZooKeeper, chroot: str) -> None:
-    """Restarts, changes and repeated calls leave none behind."""
+    """Restarts, changes and repeated calls leave no nodes over."""
     session = RealWorld(zookeeper).open()
     registry = ZooKeeperRegistry(session, chroot)
     _use(registry)

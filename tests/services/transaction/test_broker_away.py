@@ -208,7 +208,7 @@ def test_broker_death_in_body_undoes_block_and_frees_rows(shop: Shop) -> None:
     error = soon(lambda: shop.order(shop.kill_broker))
     assert isinstance(error, RolledBackError)
     is_xa = shop.stock.resource is not None and not isinstance(shop.stock.resource, LastResource)
-    assert (error.txid is not None) == is_xa  # the others ask for their id behind the body
+    assert (error.txid is not None) == is_xa  # the others ask for their id after the body
     assert shop.stock.pieces() == left
     shop.broker.start()
     shop.order_when_it_is_back()
@@ -253,7 +253,7 @@ def test_committed_block_is_reported_soon_despite_broker_that_died_since(sqlite_
     assert time.monotonic() - began < SOON_S
     assert sqlite_shop.stock.pieces() == 9
     sqlite_shop.broker.start()
-    sqlite_shop.order_when_it_is_back()  # wakes the resolver, and comes behind the first, which has its key
+    sqlite_shop.order_when_it_is_back()  # wakes the resolver, and queues after the first, which has its key
     eventually(lambda: not list(sqlite_shop.client.transactions.list(state="in-doubt")), "nothing is in doubt")
     assert sqlite_shop.sold() == 2
 

@@ -1,4 +1,4 @@
-"""A session that somebody took over: who had it before is fenced, and its blocks end as they should."""
+"""A session that somebody took over: the former owner is fenced, and its blocks end as they should."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_local_block_of_fenced_client_rolls_back_next_commits(broker: BrokerProc
     producer = client.producer()
     with pytest.raises(txmq.RolledBackError) as caught, producer.transaction() as tx:  # noqa: PT012
         tx.send("t", b"fenced")
-        assert tx.txid is not None  # drawn in the session that is about to be lost
+        assert tx.txid is not None  # drawn in the session that will be lost
         fenced = client.session
         wire = _take_over(broker, client)
     assert caught.value.txid == tx.txid

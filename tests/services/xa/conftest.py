@@ -13,7 +13,7 @@ from .mysql_orders import MySQLOrders
 
 @pytest.fixture
 def orders(mariadb: MariaDB) -> Iterator[MySQLOrders]:
-    """A database with a table of orders; no branch is left prepared behind the test."""
+    """A database with a table of orders; no branch is left prepared after the test."""
     made = MySQLOrders(mariadb)
     yield made
     made.resolve_everything()

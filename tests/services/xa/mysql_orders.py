@@ -57,7 +57,7 @@ class MySQLOrders(MySQLDatabase):
         return branch
 
     def recovery(self) -> MySQLRecovery:
-        """One who settles, in another process."""
+        """A recovery, in another process."""
         return self.new_resource().open_recovery(CLUSTER)
 
     def let_recover(self, user: str) -> None:

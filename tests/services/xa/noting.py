@@ -19,11 +19,11 @@ from txmq.xa.database.installation import DatabaseSession
 
 
 class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the driver has no types
-    """Notes what the test's thread sends (the resolver has connections too); fails behind a COMMIT when told to."""
+    """Notes what the test's thread sends (the resolver has connections too); fails after a COMMIT when told to."""
 
     seen: ClassVar[list[Any]] = []
     loses: ClassVar[list[str]] = []
-    _left = 0  # results of the packet behind the first one
+    _left = 0  # results of the packet after the first one
 
     def note(self, query: Any) -> None:
         """Remember it."""
@@ -43,7 +43,7 @@ class Noting(MySQLdb.connections.Connection):  # type: ignore[misc]  # the drive
 
     def next_result(self) -> int:
         self._left -= 1
-        if self.loses and self._left == 0:  # that of the statement behind COMMIT
+        if self.loses and self._left == 0:  # that of the statement after COMMIT
             raise MySQLdb.OperationalError(2013, self.loses.pop())
         return int(super().next_result())
 

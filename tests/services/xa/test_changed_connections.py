@@ -1,4 +1,4 @@
-"""What a body leaves behind on a connection, and what a block tells when its marker is kept out; on a real MariaDB."""
+"""What a body changes on a connection, and what a block tells when its marker is kept out; on a real MariaDB."""
 
 # ruff: noqa: PT012  the error leaves a whole transaction block, so more than one statement stands in it
 

@@ -54,7 +54,7 @@ def frozen(server: MariaDB | PostgreSQL) -> Iterator[Frozen]:
 
 
 def ended(work: Callable[[], object]) -> BaseException | None:
-    """What the work raises; it must come to its end."""
+    """What the work raises; it must end."""
     found = list[BaseException | None]()
 
     def run() -> None:

@@ -387,7 +387,7 @@ def test_a_database_that_is_killed_meanwhile_ends_in_agreement(shop: MySQLShop, 
     inside(shop.client, lambda client: resolver_of(client).wake())
     eventually(shop.is_resolved, "nothing is in doubt")
     assert shop.messages() == shop.rows()
-    if point != "client.tx.db_commit_sent":  # the server may have come to it, or not
+    if point != "client.tx.db_commit_sent":  # the server may have reached it, or not
         assert shop.rows() == ([b"1", b"2"] if point == "client.tx.db_committed" else [b"1"])
     assert shop.order(b"3") is txmq.Outcome.COMMITTED
 

@@ -1,4 +1,4 @@
-"""The marker table on a real MariaDB: who locks what."""
+"""The marker table on a real MariaDB: which connection locks what."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Database:
             return list(cursor.fetchall()) if cursor.description is not None else []
 
     def resolving(self, kind: str) -> Any:
-        """A connection of one who settles."""
+        """A resolver's connection."""
         if kind == "last-resource":
             resource = LastResource("shop", connect=self.connect)
             return resource.open_for_resolver(CLUSTER)

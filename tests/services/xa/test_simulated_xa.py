@@ -103,7 +103,7 @@ class Comparison(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule(which=st.integers(0, SESSIONS_MAX - 1), branch=st.integers(0, 2), keys=st.lists(st.integers(0, KEYS - 1)))
     def whole_branch(self, which: int, branch: int, keys: list[int]) -> None:
-        """What a single call at a time seldom comes to: a prepared branch."""
+        """What a single call at a time seldom reaches: a prepared branch."""
         pair, xid = self.pairs[which % len(self.pairs)], self.xids[branch]
         self.xa(pair, "START", xid)
         for key in keys[:3]:

@@ -24,7 +24,7 @@ from txmq.xa import LastResource
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 60
-TIMEOUT_S = 5.0  # of blocks: so long a busy machine may take to come to the end of the body
+TIMEOUT_S = 5.0  # of blocks: so long a busy machine may take to reach the end of the body
 PATIENCE = {
     "mariadb": f"SET SESSION innodb_lock_wait_timeout = {WAIT_S}",
     "postgresql": f"SET SESSION lock_timeout = '{WAIT_S}s'",

@@ -35,7 +35,7 @@ class ResourceUnderTest(Protocol):
         """The committed rows."""
 
     def recovery(self) -> Any:
-        """One who settles, in another process."""
+        """A recovery, in another process."""
 
     def end_session(self, branch: Any) -> None:
         """The owner dies."""
