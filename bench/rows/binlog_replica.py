@@ -19,13 +19,13 @@ from pathlib import Path
 
 from bench.model import Bound, Measure, NotInstalledError, Row, Surroundings
 from bench.rows.binlog import TABLE, UNSYNCED, fill
+from tools.sync_settings import sync_settings
 from txmq.errors import ConfigError
 from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.database_programs import MariaDBFailedError
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.sync_settings import sync_settings
 
 CHANGES, CHANGES_PER_S, LAG_S = 100_000, 4_000, 10
 INSERTS, UPDATES, DELETES = 12, 6, 2

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 import txmq
+from tools.checkers.events import History, Operation, Poll, Row, Send
 from tools.crash.directory import HistoryFile
 from tools.crash.doors import GuardedDoors
 from tools.crash.faults import Fault
@@ -19,7 +20,6 @@ from tools.crash.outbox.directory import OutboxCampaignDirectory
 from tools.crash.outbox.excuses import BrokerRestored, DatabaseRestored, excuse
 from tools.crash.outbox.plan import ALL_POINTS, ROUND, faults
 from tools.crash.outbox.reader import OutboxReader
-from txmq.testing.checkers.events import History, Operation, Poll, Row, Send
 
 SEED = 1
 DATABASE, SERVICE, RELAY = "database sqlite", "service sqlite", "relay 1"

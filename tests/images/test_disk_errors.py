@@ -16,9 +16,9 @@ import pytest
 
 from tools.images.check import Player, check_image
 from tools.images.scripts import SCRIPTS
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import Kind
 from txmq.errors import JournalFailedError, StorageError
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import Kind
 
 CHOSEN = ("puts_around_checkpoints", "prepared_over_checkpoints", "journal_files", "retention_archives", "everything")
 KINDS: tuple[Kind, ...] = ("write", "sync", "entry")

@@ -7,7 +7,7 @@ import pytest
 from tools.images.cases import check_nested
 from tools.images.check import record
 from tools.images.scripts import SCRIPTS
-from txmq.testing.simulated.crash_images import enumerate_images
+from tools.simulated.crash_images import enumerate_images
 
 IMAGES_MIN = 5000
 NESTED = (

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.broker.support import node, values
 from tools.images.node import Client, Node
 from tools.images.requests import batch, part
-from txmq.testing.simulated.crash_images import enumerate_images
-from txmq.testing.simulated.disk import SimDisk
+from tools.simulated.crash_images import enumerate_images
+from tools.simulated.disk import SimDisk
 
 BATCHES = [batch(b"%d" % sequence, producer=1, sequence=sequence) for sequence in range(3)]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.caught import seed_that_catches
+from tools.simulated import xa_resource
+from tools.simulated.xa_resource import SimulatedXARecovery
 from tools.simulation import bank
 from tools.simulation.run import simulate
-from txmq.testing.simulated import xa_resource
-from txmq.testing.simulated.xa_resource import SimulatedXARecovery
 from txmq.xa.two_phase.branch import Ended
 from txmq.xid import Xid
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.caught import seed_that_catches
+from tools.simulated.zookeeper import SimSession
 from tools.simulation.__main__ import World, digest_elsewhere
 from tools.simulation.homes.run import HOMES, simulate_homes
 from tools.simulation.run import simulate
@@ -25,7 +26,6 @@ from txmq.broker.verbs.cluster import events
 from txmq.errors import OverloadedError
 from txmq.registry.access import Access
 from txmq.runtime.tls import TlsStream
-from txmq.testing.simulated.zookeeper import SimSession
 
 SEEDS = (7, 8, 2, 4, 6, *range(9, 20))  # those that find most of it come first
 REMOVED_ONES = (14, *range(21, 101))  # rare: a removed guest keeps a connection until there is another one

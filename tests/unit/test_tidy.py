@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.settings_page import BEGIN, END, PAGES, page_table
 from txmq.config import SETTINGS
-from txmq.testing.settings_page import BEGIN, END, PAGES, page_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FUNCTION_LINES_MAX = 60
@@ -308,7 +308,7 @@ def test_no_path_of_one_machine_and_no_registry_is_committed() -> None:
 def test_the_page_of_settings_is_the_table_of_settings(name: str) -> None:
     page = (ROOT / "docs" / name).read_text("utf-8")
     between = page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
-    assert between.strip() == page_table(PAGES[name]).strip(), "run: .venv/bin/python -m txmq.testing.settings_page"
+    assert between.strip() == page_table(PAGES[name]).strip(), "run: .venv/bin/python -m tools.settings_page"
 
 
 def test_every_setting_is_used() -> None:

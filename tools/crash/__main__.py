@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
+from tools.checkers.history import describe
 from tools.crash.aio.campaign import AioCampaign
 from tools.crash.arguments import parser
 from tools.crash.binlog.campaign import BinlogCampaign
@@ -30,7 +31,6 @@ from tools.crash.outbox.plan import ROUND as OUTBOX_ROUND
 from tools.crash.processes import CampaignError
 from tools.crash.spark.campaign import SparkCampaign
 from tools.crash.xa.campaign import CELLS, XACampaign
-from txmq.testing.checkers.history import describe
 
 _OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": AioCampaign, "homes": HomesCampaign}
 

@@ -27,7 +27,7 @@ what it says:
   a line for each death, while it runs; then times, counts and findings
   every promise was kept    exit 0, and the directory is removed
   BROKEN                    exit 1: each finding begins with its rule (A1 to A15, L1 to L13, G1 to G6; see
-                            txmq/testing/checkers/history.py and groups.py); --cluster says below it what to look at
+                            tools/checkers/history.py and groups.py); --cluster says below it what to look at
   STUCK                     exit 1: something that was waited for did not happen
 The directory of a campaign that did not keep a promise is kept: logs, histories, data of the brokers and databases.
 The same seed draws the same deaths; between them real processes run, so what was found may need several runs.

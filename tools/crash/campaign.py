@@ -3,7 +3,7 @@
 Theory of operation. A broker, four workers, a reader and a resolver run all the time. A cycle lets one death of the
 plan happen, starts what died, and measures how long it takes until what was in doubt at that moment is settled.
 Every ``check_every`` cycles, and at the end, the workers stop, everything is read, and the history of the whole
-campaign is checked (``txmq.testing.checkers.history``).
+campaign is checked (``tools.checkers.history``).
 
 Invariants:
 * every wait has a deadline; one that passes ends the campaign with what did not happen;
@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
+from tools.checkers.history import Coverage, Verdict, check
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, SCRAP, SCRAP_SETTINGS, CampaignDirectory, HistoryFile, read_history
 from tools.crash.doors import OPEN, OPERATOR, Doors, user_of
 from tools.crash.plan import LEFT_FOR_RESOLVER, SQLITE_POINTS, WORKERS, Death, deaths
 from tools.crash.processes import CampaignError, Child, has_stopped, pause
-from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
+from tools.checkers.events import History, Log, merge, parse_history
 from tools.crash.doors import Grant, may
-from txmq.testing.checkers.events import History, Log, merge, parse_history
 from txmq.xa import LastResource, MySQLResource
 
 ORDERS, PAYMENTS, AUDIT, SCRAP = "orders", "payments", "audit", "scrap"

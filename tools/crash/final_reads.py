@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 import txmq
+from tools.checkers.events import History, Log
 from tools.crash.directory import CampaignDirectory, HistoryFile
 from tools.crash.reader import text_of
-from txmq.testing.checkers.events import History, Log
 
 
 def in_doubt(address: str) -> set[str]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
 from tools.images.requests import UUID, batch, listed_pages, part
+from tools.simulated.clock import START_MS
+from tools.simulated.disk import SimDisk
 from txmq.cli import tx_branches, tx_explain
 from txmq.client.transaction.external_branch import checked_xid, listed_xid
 from txmq.errors import InvalidBatchError, LocalProtocolError
 from txmq.log import records
 from txmq.log.batch import HEADER, checksum
-from txmq.testing.simulated.clock import START_MS
-from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import branch_xid, xid_sql
 
 GUESTS = 40

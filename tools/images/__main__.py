@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from txmq.testing.simulated.crash_images import enumerate_images
+from tools.simulated.crash_images import enumerate_images
 
 from .cases import check_one, check_script
 from .check import record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from txmq.testing.simulated.crash_images import enumerate_images, image
-from txmq.testing.simulated.disk import SimDisk
+from tools.simulated.crash_images import enumerate_images, image
+from tools.simulated.disk import SimDisk
 
 from .check import Player, check_image, check_recovered, promised, record
 from .script import Script

@@ -23,6 +23,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import Trace
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import FROZEN_FILE, TransactionState
@@ -30,8 +32,6 @@ from txmq.log.history import NO_LIFE
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
 from txmq.protocol.parts import parse_result_lines
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Trace
 from txmq.xid import TxId
 
 from .node import SMALL, Answer, Client, Node, small_settings

@@ -13,6 +13,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from tools.simulated.clock import SimClock, SimRandom
+from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.commit.commit_delay import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
@@ -30,8 +32,6 @@ from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader, encode_all
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.redo import checkpoint
-from txmq.testing.simulated.clock import SimClock, SimRandom
-from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
 
 JOURNAL_FILE_SIZE_BYTES = 16 << 10  # a few groups a file: every workload crosses files

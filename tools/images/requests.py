@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.images.node import Client
+from tools.simulated.clock import START_MS
 from txmq.log import records
-from txmq.testing.simulated.clock import START_MS
 
 UUID = "0123456789abcdef" * 2
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tools.simulated.clock import START_MS
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.model import TopicPartition
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
-from txmq.testing.simulated.clock import START_MS
 
 from .node import Node
 

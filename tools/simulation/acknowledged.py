@@ -6,8 +6,8 @@ answered before the sync, readers see what was forced.
 
 from __future__ import annotations
 
+from tools.simulated.disk import CAPACITY_BYTES
 from txmq.log import records
-from txmq.testing.simulated.disk import CAPACITY_BYTES
 
 from .client import Process, Steps
 from .history import Put

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from tools.simulated.clock import SimRandom
+from tools.simulated.xa_resource import SimulatedXAResource
 from txmq.client.client import Client
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
@@ -25,8 +27,6 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import Outcome
-from txmq.testing.simulated.clock import SimRandom
-from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.last_resource import proof
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver

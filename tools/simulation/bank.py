@@ -1,4 +1,4 @@
-"""Two XA databases of simulated processes: MariaDB's quirks (``txmq.testing.simulated.xa_database``), faults, deaths.
+"""Two XA databases of simulated processes: MariaDB's quirks (``tools.simulated.xa_database``), faults, deaths.
 
 Every call takes simulated time. Requests and replies get lost, servers die before and after a call and start again,
 sessions of a process that died end. Rows of one key form a chain, so that the order of their commits is known.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.testing.simulated.xa_answers import Fault
-from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
-from txmq.testing.simulated.xa_resource import SimulatedXAResource
+from tools.simulated.xa_answers import Fault
+from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
+from tools.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.two_phase.branch import listed_xid
 from txmq.xid import Xid
 

@@ -14,6 +14,8 @@ from typing import cast
 
 from tools.images.node import Client as NodeClient
 from tools.images.node import Node, small_settings
+from tools.simulated.clock import SimClock
+from tools.simulated.disk import SimDisk
 from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Checkpoint, Part, Step
 from txmq.config import BrokerSettings
@@ -24,8 +26,6 @@ from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.steady_clock import SteadyClock
 from txmq.runtime.tls import TlsSession
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.disk import SimDisk
 
 from .threads import current_task
 from .tls import End, binding_of, shown_by

@@ -18,14 +18,14 @@ from collections.abc import Callable
 
 from tools.images.check import comparable
 from tools.images.node import Node
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import Image
 from txmq.broker.state.state import State
 from txmq.errors import TxmqError
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
 from txmq.redo import checkpoint
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Image
 
 from .world import Simulation, Violation
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import txmq.aio
 from tools.shown import Shown, is_shown
+from tools.simulated.xa_resource import SimulatedXAResource
 from txmq.client.client import Client
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
 from txmq.model import Outcome
 from txmq.runtime import strands
-from txmq.testing.simulated.xa_resource import SimulatedXAResource
 
 from .application import Application, Resources
 from .history import Transaction

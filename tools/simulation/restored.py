@@ -22,13 +22,13 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from tools.images.node import Node
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import Image
 from txmq.broker.state.transaction import TransactionState
 from txmq.client.client import Client
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import HeuristicError
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Image
 from txmq.xa.broker_port import cluster_of
 from txmq.xa.fencing import Fence, StrangeServerError
 from txmq.xa.last_resource.resolving import ResolvingConnection

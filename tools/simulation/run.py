@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tools.images.check import comparable
 from tools.images.node import Node
+from tools.simulated.clock import SimRandom
 from txmq.client.consumer.offsets.store import order_anew
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
@@ -26,7 +27,6 @@ from txmq.log import records
 from txmq.log.history import NO_LIFE
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.os_clock import OSClock, OSRandom
-from txmq.testing.simulated.clock import SimRandom
 from txmq.xa.last_resource import proof
 
 from . import users

@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from txmq.testing.simulated.clock import SimClock
+from tools.simulated.clock import SimClock
 
 STANDING_MAX = 1_000_000  # events at one moment
 _USERS = 0.3  # of worlds have users

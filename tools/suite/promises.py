@@ -1,7 +1,7 @@
 """What an error of a test says of a promise that was broken: lost, twice, torn, out of order, damaged, wrong outcome.
 
 Three things say it: the type of the error, the words of an assertion (rules of the checkers have numbers,
-``txmq/testing/checkers/history.py``), and a comparison of messages or outcomes that differ. A doubt counts as broken:
+``tools/checkers/history.py``), and a comparison of messages or outcomes that differ. A doubt counts as broken:
 what is called unsteady by mistake would land.
 """
 

@@ -14,10 +14,10 @@ import pytest
 import txmq
 import txmq.aio
 from tests.cancelled import cancelled_at
+from tools.simulated.clock import SimClock
 from txmq.errors import RolledBackError, TransactionStateError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa import MySQLResource
 from txmq.xa.database import resource as databases
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.binlog.apply.compare import Comparer, RowDifference, TableComparison
 from txmq.binlog.changes import TableName
 from txmq.binlog.config import ApplySettings, BinlogSettings, SourceSettings
@@ -17,7 +18,6 @@ from txmq.testing.processes import fork_server
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.clock import SimClock
 
 WAIT_S = 60.0
 SIDES = ("shop", "copy_shop")

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 import txmq
 from tests.open_files import open_files
 from tests.services.sqlalchemy.databases import postgresql_url
+from tools.simulated.disk import SimDisk
 from txmq.client.consumer.offsets import database_store
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
@@ -43,7 +44,6 @@ from txmq.testing.offset_store_contract import (
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
-from txmq.testing.simulated.disk import SimDisk
 from txmq.xa.database import dbapi
 
 TOPICS = {"orders": 12, "Orders": 2, "orders.1": 2, "order_": 2, "order-": 2}
@@ -375,7 +375,7 @@ def _on(disk: SimDisk) -> FileOffsetStore:
 
 def test_file_after_any_crash_has_the_last_or_current_save() -> None:
     """Whatever the disk kept of what was not synced: the file is whole, and no older than the last answer."""
-    from txmq.testing.simulated.crash_images import enumerate_images
+    from tools.simulated.crash_images import enumerate_images
 
     disk = SimDisk(record=True)
     store = _on(disk)

@@ -17,6 +17,7 @@ import pytest
 import txmq
 from tests.crash_points import at_moment
 from tests.logged import said
+from tools.simulated.clock import SimClock
 from txmq.client.relay.broker import RelayBroker
 from txmq.client.relay.database import TURN_S, RelayDatabase
 from txmq.client.relay.relay import Relay
@@ -31,7 +32,6 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dbapi import run
 
 from .databases import RELAYED, Fields, connector_of, fields_of

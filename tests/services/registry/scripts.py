@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
+from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.addresses import Credentials
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.session import (
@@ -25,7 +26,6 @@ from txmq.registry.zookeeper.session import (
 )
 from txmq.testing.eventually import WITHIN_S, eventually
 from txmq.testing.processes.zookeeper import ZooKeeper
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 SESSIONS = 3
 PATHS = ("/a", "/a/b", "/a/c", "/a/b/d", "/e", "/e/f")

@@ -19,6 +19,7 @@ from sqlmodel import Session as ModelSession
 
 import txmq
 from tests.sqlalchemy_programs import Base, Order, Program, outbox
+from tools.simulated.clock import SimClock
 from txmq.client.relay.relay import Relay
 from txmq.errors import OutboxFullError, TransactionStateError
 from txmq.outbox.outbox import Outbox as PlainOutbox
@@ -26,7 +27,6 @@ from txmq.sqlalchemy import Outbox
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
-from txmq.testing.simulated.clock import SimClock
 
 from .databases import mariadb_url, postgresql_url
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import txmq
+from tools.simulated.broker import SimulatedBroker
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.simulated.broker import SimulatedBroker
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import MySQLdb.connections
 
 import txmq
 from tests.services.xa.mysql_shop import MySQLShop
-from txmq.testing.simulated.clock import SimClock
+from tools.simulated.clock import SimClock
 from txmq.xa import LastResource
 from txmq.xa.database.installation import DatabaseSession
 

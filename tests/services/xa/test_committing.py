@@ -15,12 +15,12 @@ import txmq
 from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_shop import MySQLShop
 from tests.services.xa.noting import idle, nothing_prepared, noting, sent_by_an_order
+from tools.simulated.clock import SimClock
 from txmq.errors import OutcomeUnknownError, RolledBackError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
 
 # What a marker refers to.

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.support import quiet_resolver
+from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.block import Transaction
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 from txmq.xa.database import connection_pool
 

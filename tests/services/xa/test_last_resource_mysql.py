@@ -21,13 +21,13 @@ from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_database import MySQLDatabase
 from tests.services.xa.mysql_shop import MySQLShop
 from tests.services.xa.noting import Noting, forget_key, idle, nothing_prepared, noting, sent_by_an_order
+from tools.simulated.clock import SimClock
 from txmq.client.transaction.background_resolver import resolver_of
 from txmq.errors import ConfigError, HeuristicError, OutcomeUnknownError, RolledBackError, TransactionStateError
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa import LastResource
 from txmq.xa.database.dialects import server_began_ms
 from txmq.xa.database.installation import CHECK_EVERY_S

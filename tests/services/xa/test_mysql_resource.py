@@ -10,9 +10,9 @@ import MySQLdb
 import MySQLdb.connections
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.errors import HeuristicError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.eventually import eventually
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa import MySQLResource
 from txmq.xa.database.mysql_server import xa
 from txmq.xa.mysql.branch import MySQLBranch

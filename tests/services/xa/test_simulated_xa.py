@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from tools.simulated.xa_answers import DEADLOCK, LOST, SimulatedError
+from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.xa_answers import DEADLOCK, LOST, SimulatedError
-from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.mysql_server import listed_xids, xa
 from txmq.xid import Xid
 

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import pytest
 
+from tools.simulated.xa_answers import Fault, SimulatedError
+from tools.simulated.xa_database import SimulatedXADatabase
+from tools.simulated.xa_resource import SimulatedXAResource
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.simulated.xa_answers import Fault, SimulatedError
-from txmq.testing.simulated.xa_database import SimulatedXADatabase
-from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.mysql.resource import MySQLResource
 from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from tests.services.binlog.scripted import DOMAIN, SERVER, TABLES, Script, ScriptedSource, part
+from tools.simulated.clock import SimClock
 from txmq.binlog import run
 from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
 from txmq.binlog.run import BinlogReader, Publisher
-from txmq.testing.simulated.clock import SimClock
 from txmq.xid import Xid, xid_sql
 
 A, B = Xid(1, b"a", b""), Xid(1, b"b", b"")

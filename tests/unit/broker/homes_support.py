@@ -8,6 +8,8 @@ from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
 from tools.images.requests import batch, part
+from tools.simulated.clock import SimClock
+from tools.simulated.disk import SimDisk
 from txmq.broker.cluster import asks
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.cluster.view import ClusterView
@@ -18,8 +20,6 @@ from txmq.protocol.peers import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt
 from txmq.registry.access import Access
 from txmq.registry.port import Home, TopicMap
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.disk import SimDisk
 from txmq.xid import TxId
 
 CLUSTER = 0xC1

@@ -8,9 +8,9 @@ from typing import Any
 
 from tools.images.node import Answer, Client, Node, small_settings
 from tools.images.requests import UUID, batch, part
+from tools.simulated.disk import SimDisk
 from txmq.broker.commit.steps import Checkpoint
 from txmq.log.batch import checksum
-from txmq.testing.simulated.disk import SimDisk
 
 
 class Registry:

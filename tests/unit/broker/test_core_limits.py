@@ -9,12 +9,12 @@ import pytest
 
 from tools.images.node import Client, Node, small_settings
 from tools.images.requests import batch, part
+from tools.simulated.disk import SimDisk
 from txmq.errors import JournalFullError, StorageError
 from txmq.log.verify import verify_log
 from txmq.protocol.offsets import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
 from txmq.redo import entries
 from txmq.redo.journal import Journal
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import node, prepare, put, restarted, stated, values
 

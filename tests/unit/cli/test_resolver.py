@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tools.simulated.broker import SimulatedBroker
 from txmq.cli import resolver
 from txmq.cli.main import app
 from txmq.errors import ConfigError
-from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource, MySQLResource
 
 

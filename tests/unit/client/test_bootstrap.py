@@ -9,13 +9,13 @@ import pytest
 
 import txmq
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
+from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.addresses import Ensemble
 from txmq.client import bootstrap
 from txmq.client.client import Client
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError, RegistryError
 from txmq.registry.port import Candidate, Standing
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 ADDRESS = "zk://zoo1,zoo2:2182/prod"
 

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from tools.simulated.clock import SimClock, SimRandom
 from txmq.client.look_up import PAUSE_S, QUIET_S, LookUp
 from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.eventually import WITHIN_S, eventually
-from txmq.testing.simulated.clock import SimClock, SimRandom
 
 FOUND = [("host", 1)]
 

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import SimFile
 from txmq.log import batch, records
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import SimFile
 
 TIME_MS = 1_700_000_000_000
 TOPIC_ID, NUMBER = 7, 3

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import SimFile
 from txmq.log.files import FileCache
 from txmq.runtime.os_disk import OSDisk
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import SimFile
 
 from .support import CountingDisk
 

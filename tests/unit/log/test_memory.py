@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.simulated.disk import SimDisk
 from txmq.errors import OffsetOutOfRangeError, StorageError
 from txmq.log import batch, records
 from txmq.log.files import FileCache
 from txmq.log.memory import RETENTION_SIZE_BYTES, MemoryPartition, new_partition
 from txmq.log.partition import Partition
 from txmq.model import Storage, TopicConfig
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import NUMBER, TIME_MS, TOPIC_ID, make_batch, with_fields
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
 from txmq.log import batch, records
 from txmq.log.files import FileCache
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import NUMBER, TIME_MS, TOPIC_ID, Log, make_batch
 

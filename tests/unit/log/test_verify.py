@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tools.simulated.disk import SimDisk
 from txmq.log.verify import Finding, Verdict, verify_log, verify_partition
 from txmq.model import TopicConfig
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import NUMBER, TOPIC_ID, Log, make_batch, make_placed
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.client.relay.database import RelayDatabase
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import UNITS_MAX, Outbox
 from txmq.outbox.relay_core import Claim, Locked, Read
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.dialects import SQLITE
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tools.simulated.disk import SimDisk
 from txmq.model import Lsn
 from txmq.redo import recovery
 from txmq.redo.journal import Journal
 from txmq.redo.record_format import file_path
 from txmq.runtime.ports import Disk
-from txmq.testing.simulated.disk import SimDisk
 
 NODE = 0x1234
 FILE_SIZE = 8192  # room for 4096 bytes of records: every workload crosses files

@@ -8,11 +8,11 @@ import random
 import pytest
 from crc32c import crc32c
 
+from tools.simulated.crash_images import enumerate_images
+from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.model import Lsn
 from txmq.redo.checkpoint import VERSION, Checkpoint, list_lsns, load_newest, oldest_kept_lsn, path_of, read, write
-from txmq.testing.simulated.crash_images import enumerate_images
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import NODE, content, put
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from tools.simulated.clock import SimClock
+from tools.simulated.crash_images import enumerate_images
+from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.redo import identity
 from txmq.redo.identity import PATH, load, load_or_create
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.crash_images import enumerate_images
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import content, open_journal, put
 

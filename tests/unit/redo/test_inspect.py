@@ -7,13 +7,13 @@ import random
 
 import pytest
 
+from tools.simulated.clock import SimClock
+from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
 from txmq.redo import checkpoint, entries, inspect
 from txmq.redo.identity import load_or_create
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, record_size
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import FILE_SIZE, content, flip, open_journal, payload, put
 from .test_identity import SeededRandom

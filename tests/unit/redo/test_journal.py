@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from tests.crash_points import hooked
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import Op, Sync
 from txmq.errors import ConfigError, InvariantError, JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
 from txmq.redo import inspect
 from txmq.redo.files import BALLAST, Settings, list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
 from txmq.runtime.ports import Buffer
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Op, Sync
 
 from .support import FILE_SIZE, content, open_journal, payload
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import pytest
 
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import Kind
 from txmq.errors import JournalFailedError
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import Kind
 
 from .support import open_journal
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from tools.simulated.disk import SimDisk
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     RECORD_HEADER_SIZE,
@@ -24,7 +25,6 @@ from txmq.redo.record_format import (
     unpack_file_header,
     unpack_record_header,
 )
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import content, open_journal
 

@@ -7,6 +7,8 @@ import itertools
 
 import pytest
 
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import Rename, Sync, SyncDirectory, Write
 from txmq.errors import CorruptRecordError, DirectoryInUseError, JournalFailedError, StorageError
 from txmq.model import Lsn
 from txmq.redo import recovery, tail_rewrite
@@ -25,8 +27,6 @@ from txmq.redo.record_format import (
 )
 from txmq.redo.recovery import TABLE, Action, Mark, Next, Observation, decide
 from txmq.redo.scan import At
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Rename, Sync, SyncDirectory, Write
 
 from .support import FILE_SIZE, NODE, content, flip, open_journal, payload, put
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tools.simulated.crash_images import enumerate_images
+from tools.simulated.disk import SimDisk
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.redo import checkpoint
-from txmq.testing.simulated.crash_images import enumerate_images
-from txmq.testing.simulated.disk import SimDisk
 
 from .support import NODE, open_journal, payload
 

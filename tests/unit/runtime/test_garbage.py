@@ -16,6 +16,7 @@ import uvloop
 from tools.images.check import Player
 from tools.images.script import Script
 from tools.images.scripts import SCRIPTS
+from tools.simulated.disk import SimDisk
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
@@ -26,7 +27,6 @@ from txmq.runtime.garbage import collect_young_only
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.steady_clock import SteadyClock
-from txmq.testing.simulated.disk import SimDisk
 
 REQUESTS = b"ping p\r\nget nope 0 0 100 g\r\nput nope 0 1 o\r\nx"
 ANSWERS = 3

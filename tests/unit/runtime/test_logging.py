@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from tests.logged import said
+from tools.simulated.clock import SimClock
 from txmq.runtime.logging import FIELD_LENGTH_MAX, Sparingly, configure, get_logger, leave_to_application
-from txmq.testing.simulated.clock import SimClock
 
 
 @pytest.fixture

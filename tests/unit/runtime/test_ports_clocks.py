@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from tools.simulated.clock import START_MS, SimClock, SimRandom
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.steady_clock import SteadyClock
-from txmq.testing.simulated.clock import START_MS, SimClock, SimRandom
 
 
 @pytest.mark.parametrize("clock", [OSClock(), SimClock(), SteadyClock(OSClock())])

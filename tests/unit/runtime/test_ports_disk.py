@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.simulated.disk import SimDisk
 from txmq.errors import DirectoryInUseError
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Disk, File
-from txmq.testing.simulated.disk import SimDisk
 
 
 @pytest.fixture(params=["os", "simulated"])

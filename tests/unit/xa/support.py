@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.crash_points import crash_at
+from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.block import Transaction
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa import LastResource
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver

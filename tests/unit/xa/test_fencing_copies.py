@@ -11,9 +11,9 @@ import pytest
 
 from tests.crash_points import at_moment, crash_at
 from tests.logged import said
+from tools.simulated.faults import lost
 from txmq.errors import BrokerAwayError, ConfigError, OutcomeUnknownError, RolledBackError
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.faults import lost
 from txmq.xa import LastResource
 from txmq.xa.fencing import DRAW_EVERY_S, StrangeServerError
 from txmq.xa.resolver import Resolver

@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tools.simulated.faults import Fault
 from txmq.errors import ConnectionLostError, FencedError, UnavailableError
-from txmq.testing.simulated.faults import Fault
 from txmq.xa import LastResource
 from txmq.xa.reporter import LISTED_MAX, REPORT_EVERY_S
 from txmq.xa.resolver import Resolver

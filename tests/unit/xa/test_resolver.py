@@ -14,6 +14,8 @@ import pytest
 
 from tests.crash_points import at_moment, crash_at
 from tests.logged import said
+from tools.simulated.clock import SimClock
+from tools.simulated.faults import Fault, lost
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -26,8 +28,6 @@ from txmq.errors import (
 )
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import broker_port
 from txmq.xa.database import marker_sweep, marker_table
 from txmq.xa.last_resource import proof

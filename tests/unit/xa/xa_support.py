@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.clock import SimClock
+from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.call_limits import CallLimit
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa.database.token_table import TokenRow
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import (

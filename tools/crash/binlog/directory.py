@@ -14,7 +14,7 @@ from typing import Any, Final
 import MySQLdb
 
 from tools.crash.binlog.columns import SESSION
-from txmq.testing.sync_settings import sync_settings
+from tools.sync_settings import sync_settings
 
 LOCK_WAIT_S = 1
 PARTITIONS: Final = 3

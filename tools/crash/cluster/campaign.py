@@ -30,6 +30,8 @@ from itertools import islice
 from pathlib import Path
 
 import txmq
+from tools.checkers.groups import GroupRules, check_group
+from tools.checkers.history import Coverage, check
 from tools.crash import final_reads, offline
 from tools.crash.cluster.clues import Clues
 from tools.crash.cluster.directory import PARTITIONS, PULSE, STREAMED, STREAMED_PARTITIONS, ClusterCampaignDirectory
@@ -47,8 +49,6 @@ from tools.crash.processes import CampaignError, pause
 from tools.crash.spark.stream import compare, newest_batch
 from tools.crash.xa.final_reads import write_bank
 from txmq.client.spooling.spool import Spool
-from txmq.testing.checkers.groups import GroupRules, check_group
-from txmq.testing.checkers.history import Coverage, check
 from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 

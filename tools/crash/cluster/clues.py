@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from txmq.testing.checkers.events import History, Operation
+from tools.checkers.events import History, Operation
 
 _FAULTS_MAX = 3  # an operation that did not end overlaps all later ones
 _OPERATION = re.compile(r"\b[\w.]+-\d+[A-Z]\b")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from tools.checkers.events import History
+from tools.checkers.history import Verdict
 from tools.crash.cluster.recovery import CLIENTS, GROUP_OWNED, OTHERS, SETTLED, STREAM, VICTIMS
 from txmq.cli.table import table_lines
-from txmq.testing.checkers.events import History
-from txmq.testing.checkers.history import Verdict
 
 NAMES: Final = {
     "L": "last resource, SQLite", "M": "last resource, MariaDB", "T": "local", "X": "XA, two databases", "Y": "XA",

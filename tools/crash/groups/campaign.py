@@ -5,7 +5,7 @@ something of ``ACTIONS`` happens. Every ``ROUND_S`` seconds it is measured how l
 partition is the property of a member that works; then what is paused goes on, what is missing is started, and it is
 measured again. The same after each death of the broker.
 At the end producer and members come to rest, everything is read, and two checkers look at the whole history: the one
-for messages (``txmq.testing.checkers.history``) and the one for groups (``txmq.testing.checkers.groups``).
+for messages (``tools.checkers.history``) and the one for groups (``tools.checkers.groups``).
 
 "Never stopped" is G6 there: a message waits in a partition that stays with its owner for ``stopped_s_max`` at most.
 The session timeout is shorter than the default (``directory``).
@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import txmq
+from tools.checkers.groups import GroupRules, check_group
+from tools.checkers.history import Verdict, check
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, HistoryFile
 from tools.crash.doors import OPEN, OPERATOR, Doors, Grant, may, user_of
 from tools.crash.groups.directory import GROUP, MEMBERS, PARTITIONS, TOPIC, GroupCampaignDirectory
 from tools.crash.processes import CampaignError, Child, pause
-from txmq.testing.checkers.groups import GroupRules, check_group
-from txmq.testing.checkers.history import Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 

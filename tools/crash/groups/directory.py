@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 import txmq
-from txmq.testing.checkers.events import History, merge, parse_history
-from txmq.testing.checkers.groups import GROUP_LINES, GroupHistory, parse_group_history
+from tools.checkers.events import History, merge, parse_history
+from tools.checkers.groups import GROUP_LINES, GroupHistory, parse_group_history
 
 TOPIC: Final = "work"
 GROUP: Final = "workers"

@@ -8,7 +8,7 @@ Theory of operation. One producer process sends without end; a cycle lets someth
   begins while the broker is there or away.
 
 Every ``check_every`` cycles and at the end the producer ends in order, the spool is drained by another one, and
-``txmq.testing.checkers.history`` looks at everything: what was acknowledged or spooled is there once (L5, L7), in the
+``tools.checkers.history`` looks at everything: what was acknowledged or spooled is there once (L5, L7), in the
 order of each thread (L11), of all lives (L12), each key in one partition (A6); nothing that was refused is there (L2).
 
 Invariants:
@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import txmq
+from tools.checkers.events import parse_history
+from tools.checkers.history import Verdict, check
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, HistoryFile
 from tools.crash.doors import OPEN, OPERATOR, Doors, may
@@ -34,8 +36,6 @@ from tools.crash.ordered.directory import PARTITIONS, TOPIC, OrderedCampaignDire
 from tools.crash.processes import CampaignError, Child, pause
 from txmq.client.spooling.spool import Spool
 from txmq.runtime.crashpoints import POINTS
-from txmq.testing.checkers.events import parse_history
-from txmq.testing.checkers.history import Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
-from txmq.testing.checkers.events import merge
+from tools.checkers.events import merge
 
 TOPIC: Final = "ordered"
 PARTITIONS: Final = {TOPIC: 6}

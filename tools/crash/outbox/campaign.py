@@ -4,7 +4,7 @@ Theory of operation. A service on each database writes rows and messages in one 
 processes run ``txmq outbox run`` for all three outboxes, a reader follows the topics. One fault of the plan after the
 other befalls them. After each the campaign waits until every outbox is *level*: nothing waits that waited then. Every
 ``check_every`` faults, and at the end, the services come to rest, everything is read, and the history is checked
-(``txmq.testing.checkers.history``): rows and messages are the same transactions, each message once, each key in the
+(``tools.checkers.history``): rows and messages are the same transactions, each message once, each key in the
 order in which its row's lock was had, a reader saw units whole. What was checked is not checked again: the services'
 rows are deleted, and later checks begin where the topics end.
 
@@ -32,6 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import txmq
+from tools.checkers.events import Drained, Log
+from tools.checkers.history import Coverage, Verdict, check
 from tools.crash import final_reads, offline
 from tools.crash.directory import BROKER_SETTINGS, HistoryFile, read_history
 from tools.crash.doors import OPEN, Doors, may
@@ -44,8 +46,6 @@ from tools.crash.outbox.plan import faults
 from tools.crash.outbox.processes import READER, RELAY_USER, Processes
 from tools.crash.processes import CampaignError, pause
 from txmq.client.relay.operator import forget
-from txmq.testing.checkers.events import Drained, Log
-from txmq.testing.checkers.history import Coverage, Verdict, check
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import ForkServer

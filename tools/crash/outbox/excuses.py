@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from tools.checkers.events import History, Log, Operation, Send
 from tools.crash.outbox.directory import count_of_unit
-from txmq.testing.checkers.events import History, Log, Operation, Send
 
 
 class DatabaseRestored(NamedTuple):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tools.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 from tools.simulation.threads import Host, pause
 from tools.simulation.world import Simulation
 from txmq.registry.zookeeper.session import SessionState, WatchEvent
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 
 SESSION_TIMEOUT_S = 0.4
 RECONNECT_S = 0.03

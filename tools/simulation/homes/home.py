@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import cast
 
 from tools.images.node import Node
+from tools.simulated.clock import SimClock, SimRandom
 from tools.simulation.broker import Broker
 from tools.simulation.threads import Host, Threads
 from tools.simulation.world import Simulation, Violation
@@ -22,7 +23,6 @@ from txmq.errors import HomeInUseError, HomeSupersededError
 from txmq.redo import identity
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.steady_clock import SteadyClock
-from txmq.testing.simulated.clock import SimClock, SimRandom
 
 from .conversations import Conversations
 from .ensemble import SESSION_TIMEOUT_S, Ensemble

@@ -4,7 +4,7 @@ Theory of operation. ZooKeeper keeps a tree of small *nodes*. A node has a value
 change of it. A write names the version that it expects, so that of two writers one fails. An *ephemeral* node ends with
 its session. A session outlives a lost connection for the session timeout, and then *expires*.
 
-Two implementations exist: ``kazoo_session`` talks to a real ensemble, ``txmq.testing.simulated.zookeeper`` is memory.
+Two implementations exist: ``kazoo_session`` talks to a real ensemble, ``tools.simulated.zookeeper`` is memory.
 One script of operations on both has the same results (tests/services/registry).
 
 Invariants:

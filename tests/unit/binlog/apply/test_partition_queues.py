@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.binlog.apply import partition_queues
 from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues
 from txmq.binlog.errors import TargetError
@@ -11,7 +12,6 @@ from txmq.errors import FencedError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import WITHIN_S, eventually
-from txmq.testing.simulated.clock import SimClock
 
 A, B = ("t", 0), ("t", 1)
 

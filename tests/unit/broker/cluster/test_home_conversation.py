@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from tools.simulated.clock import SimRandom
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import SILENCE_S_MAX, BranchAnswer, HomeConversation
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError
 from txmq.protocol.answers import result
-from txmq.testing.simulated.clock import SimRandom
 
 OWN = BrokerIdentity(0xC1, 0xA, "own")
 HOME = 0xB

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tools.simulated.clock import START_MS, SimClock
 from txmq.broker.commit.retention import ADOPTED_AFTER_S, RetentionClock
 from txmq.runtime.steady_clock import SteadyClock
-from txmq.testing.simulated.clock import START_MS, SimClock
 
 YEARS_MS = 9 * 365 * 86_400_000
 

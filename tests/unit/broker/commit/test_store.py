@@ -10,13 +10,13 @@ import pytest
 from tools.images.check import comparable
 from tools.images.node import Client, Node
 from tools.images.requests import batch
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import Kind
 from txmq.broker.commit.removals import Removals
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.log.files import FileCache
 from txmq.redo import checkpoint
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import Kind
 
 from ...redo.support import content
 from ...redo.support import put as put_file

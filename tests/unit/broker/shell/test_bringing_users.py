@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tools.images.node import Node, small_settings
+from tools.simulated.clock import SimClock, SimRandom
+from tools.simulated.disk import SimDisk
+from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.commit.store import open_store
 from txmq.broker.shell.bringing_users import take_users, users_of
 from txmq.broker.shell.first_administrator import content_of
@@ -20,9 +23,6 @@ from txmq.registry.access import NO_ACCESS
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime import crashpoints
 from txmq.runtime.private_files import write_private
-from txmq.testing.simulated.clock import SimClock, SimRandom
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 SEEDS = itertools.count()
 SETTINGS = small_settings(broker_name="")

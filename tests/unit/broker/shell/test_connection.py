@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.broker.core import REQUESTS_A_TURN, Core
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
@@ -21,7 +22,6 @@ from txmq.broker.state.silence_clock import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import configure, leave_to_application
-from txmq.testing.simulated.clock import SimClock
 
 from ..support import node
 from ..verbs.cluster.support import alone

@@ -16,6 +16,7 @@ import pytest
 import uvloop
 
 from tests.logged import said
+from tools.simulated.clock import SimClock, SimRandom
 from txmq.addresses import TlsFiles
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import SILENCE_S_MAX
@@ -26,7 +27,6 @@ from txmq.broker.state.identity import BrokerIdentity
 from txmq.registry.port import Home
 from txmq.runtime.tls import ClientTls
 from txmq.testing.certificates import CertificateAuthority
-from txmq.testing.simulated.clock import SimClock, SimRandom
 
 OWN, HOME = BrokerIdentity(0xC1, 0xA, "own"), 0xB
 ASK = BranchAsk(7, HOME, "outcome", "t", {"branch": "b"})

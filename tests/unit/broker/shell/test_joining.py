@@ -8,6 +8,9 @@ import random
 import pytest
 
 from tools.images.node import Node, small_settings
+from tools.simulated.clock import SimClock, SimRandom
+from tools.simulated.disk import SimDisk
+from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.commit.store import Recovered, open_store
 from txmq.broker.shell.joining import (
     RETRY_S,
@@ -23,9 +26,6 @@ from txmq.registry.port import Brought, Standing
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime import crashpoints
-from txmq.testing.simulated.clock import SimClock, SimRandom
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 ADDRESS = "10.0.0.1:8123"
 SEEDS = itertools.count()

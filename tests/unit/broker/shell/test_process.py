@@ -8,11 +8,11 @@ import random
 import pytest
 
 from tools.images.node import Node
+from tools.simulated.clock import SimClock, SimRandom
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import Kind, SimFile
 from txmq.broker.commit.store import open_store
 from txmq.broker.shell.process import ROOM_RETRY_S, _when_there_is_room
-from txmq.testing.simulated.clock import SimClock, SimRandom
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import Kind, SimFile
 
 from ..support import node, put, values
 

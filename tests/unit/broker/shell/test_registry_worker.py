@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.asks import Answer, CreateTopic, Refresh, Result
 from txmq.broker.cluster.view import RegistryState
 from txmq.broker.shell import registry_worker
@@ -23,7 +24,6 @@ from txmq.registry.port import Candidate, Home, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.eventually import WITHIN_S, eventually
-from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 CLUSTER, HOME = 0xC1, 0xA0
 CANDIDATE = Candidate(HOME, "a", "host:1", 1, frozenset({1}), 5, "lock")

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from tools.images.requests import batch
+from tools.simulated.clock import SimClock
 from txmq.broker.commit.steps import StepThread
 from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
@@ -25,7 +26,6 @@ from txmq.redo.checkpoint import list_lsns
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.steady_clock import SteadyClock
-from txmq.testing.simulated.clock import SimClock
 from txmq.xid import TxId
 
 GROUP_S = 0.005  # simulated, from one group to the next

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tools.simulated.clock import SimClock
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
@@ -14,7 +15,6 @@ from txmq.broker.shell.tls_door import TlsDoor
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.tls import ServerTls, TlsSession
-from txmq.testing.simulated.clock import SimClock
 
 from ..support import node
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tools.images.node import encoded
 from tools.images.requests import batch
+from tools.simulated.disk import SimDisk
 from txmq.broker.commit.payloads import PayloadFiles
 from txmq.broker.commit.restoring import restore
 from txmq.broker.state.frozen_state import PIECE_SIZE
@@ -19,7 +20,6 @@ from txmq.log.memory import MemoryPartition
 from txmq.model import Storage, TopicConfig
 from txmq.redo import entries
 from txmq.registry.topics import Topic
-from txmq.testing.simulated.disk import SimDisk
 
 MANY, OUTCOMES = 10_000, 20
 FREEZE_S_MAX = 0.1  # it takes 4 ms; the rows, formatted, took 300 ms

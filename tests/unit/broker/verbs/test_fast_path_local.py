@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tools.simulated.clock import SimRandom
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import Core
 from txmq.broker.state.identity import BrokerIdentity
@@ -19,7 +20,6 @@ from txmq.protocol.answers import encode_all
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
-from txmq.testing.simulated.clock import SimRandom
 from txmq.xid import TxId
 
 UUID = "0123456789abcdef" * 2

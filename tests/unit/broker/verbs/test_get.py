@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tools.images.node import Client
+from tools.simulated.clock import START_MS
 from txmq.broker.verbs.get import POLL_WAIT_MS_MAX
 from txmq.errors import UnknownTopicError
 from txmq.log import records
-from txmq.testing.simulated.clock import START_MS
 
 from ..support import node, put, restarted
 

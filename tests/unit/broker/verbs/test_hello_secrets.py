@@ -10,9 +10,9 @@ import pytest
 
 from tools.images.node import Client, Node
 from tools.images.requests import batch, part
+from tools.simulated.clock import SimRandom
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.redo import entries, inspect
-from txmq.testing.simulated.clock import SimRandom
 
 from ..support import node, put, restarted, stated, values
 

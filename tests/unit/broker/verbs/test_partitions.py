@@ -8,6 +8,7 @@ import pytest
 
 from tools.images.node import Node, small_settings
 from tools.images.requests import UUID, batch, part
+from tools.simulated.disk import SimDisk
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.registration import INCARNATIONS_MAX, Registration
@@ -19,7 +20,6 @@ from txmq.protocol.parts import split_parts
 from txmq.redo import entries, inspect
 from txmq.registry.port import Home, PlacedTopic
 from txmq.registry.topics import Topic
-from txmq.testing.simulated.disk import SimDisk
 
 from ..support import node, put, values
 

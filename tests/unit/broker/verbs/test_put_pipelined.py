@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tools.simulated.clock import SimRandom
 from txmq.broker import core as core_module
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
@@ -19,7 +20,6 @@ from txmq.model import Storage, TopicConfig
 from txmq.protocol.answers import encode_all
 from txmq.protocol.requests import Request
 from txmq.registry.topics import Topic
-from txmq.testing.simulated.clock import SimRandom
 
 SEGMENT_SIZE_BYTES = 4096
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from tools.images.node import Node
+from tools.simulated.clock import SimClock
+from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.asks import Answer, FindAnchor
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.silence_clock import TICK_MS
@@ -21,8 +23,6 @@ from txmq.protocol.answers import broker_error
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
 from txmq.runtime.logging import get_logger
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.disk import SimDisk
 
 
 class Connection:

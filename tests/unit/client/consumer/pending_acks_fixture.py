@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tools.simulated.clock import SimClock
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.offsets.saver import OffsetSaver
@@ -17,7 +18,6 @@ from txmq.model import Message, Outcome
 from txmq.protocol.offsets import OffsetRow
 from txmq.runtime.logging import get_logger
 from txmq.testing.eventually import eventually
-from txmq.testing.simulated.clock import SimClock
 from txmq.xid import TxId
 
 SLOT = ("orders", 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tools.simulated.clock import SimClock
 from txmq.client.consumer.assignment import TURN_S, Assignment
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
-from txmq.testing.simulated.clock import SimClock
 
 
 def _share(*counts: int) -> Assignment:

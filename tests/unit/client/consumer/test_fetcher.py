@@ -11,6 +11,7 @@ import pytest
 
 from tests.interrupts import Strike
 from tests.logged import said
+from tools.simulated.clock import SimClock
 from txmq.client.consumer import fetcher
 from txmq.client.consumer.fetcher import (
     FETCH_AGAIN_S,
@@ -26,7 +27,6 @@ from txmq.log.batch import HEADER_SIZE, checksum, stamp, stored_crc
 from txmq.model import PartitionRange
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Condition
-from txmq.testing.simulated.clock import SimClock
 
 SLOT = ("orders", 0)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.logged import said
+from tools.simulated.clock import SimClock
 from txmq.client.consumer.assignment import TURN_S, Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.listener import Listener
@@ -16,7 +17,6 @@ from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.model import Message
 from txmq.runtime.logging import SPARING_S, get_logger
-from txmq.testing.simulated.clock import SimClock
 
 SLOT = ("orders", 0)
 

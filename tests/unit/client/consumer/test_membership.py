@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.logged import said
+from tools.simulated.clock import SimClock
 from txmq.client.consumer.group_requests import GroupRequests, SupersededError
 from txmq.client.consumer.membership import Assigned, GroupMember
 from txmq.client.consumer.offsets.store import StoredOffset
@@ -24,7 +25,6 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import TopicPartition
-from txmq.testing.simulated.clock import SimClock
 
 SETTINGS = MemberSettings("g", "one", ("orders",), "sticky", 1.0, 6.0, 1.0)
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.client.producer.batches import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import PartitionQueue
@@ -31,7 +32,6 @@ from txmq.log import records
 from txmq.log.batch import HEADER
 from txmq.model import PartitionRange, SendResult, TopicPartition
 from txmq.runtime.threads import Future
-from txmq.testing.simulated.clock import SimClock
 
 PARTITION = ("t", 0)
 OTHERS = b"of another producer"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
 
 
 class Moments:

@@ -6,8 +6,8 @@ import sqlite3
 from pathlib import Path
 
 from tests.unit.xa.support import NAME, Connection
+from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.block import Transaction
-from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa import LastResource
 from txmq.xa.resolver import Resolver
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.block import Transaction
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
 
 
 def test_each_home_saves_the_offsets_of_its_own_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

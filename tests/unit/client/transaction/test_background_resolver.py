@@ -8,9 +8,9 @@ import pytest
 import structlog
 
 from tests.unit.xa.xa_support import XAFixture
+from tools.simulated.faults import FakeReply
 from txmq.client.transaction import background_resolver as module
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.testing.simulated.faults import FakeReply
 from txmq.xa.resolver import Resolver
 
 

@@ -10,6 +10,8 @@ from contextlib import nullcontext
 import pytest
 
 from tests.chains import has_circle
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
@@ -33,8 +35,6 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Outcome, SendStatus
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault, lost
 
 
 def block(home: SimulatedBroker, timeout: float = 30.0) -> Transaction:

@@ -14,12 +14,12 @@ from tests.unit.client.transaction.shop import Shop
 from tests.unit.client.transaction.test_block_homes import A, B, C, _join, block
 from tests.unit.xa.support import quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource, Notes
+from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import RolledBackError, StaleTopicError, XAError
 from txmq.model import Outcome, Resolution
-from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa.xopen import XACode
 from txmq.xid import Xid
 

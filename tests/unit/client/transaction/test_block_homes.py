@@ -14,6 +14,9 @@ from tests.crash_points import crash_at
 from tests.unit.client.transaction.shop import Shop
 from tests.unit.xa.support import quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource, Notes
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.current import associated_branch
@@ -34,9 +37,6 @@ from txmq.errors import (
 from txmq.log.records import Record
 from txmq.model import Outcome, Resolution
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa.resolver import Resolver
 from txmq.xa.xopen import XACode, XAFlag
 from txmq.xid import TxId, Xid

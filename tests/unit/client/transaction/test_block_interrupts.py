@@ -17,12 +17,12 @@ import pytest
 from tests.interrupts import LoopStrike, Strike
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes, XAFixture
+from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction import block, current, ending, last_resource_ending, local_ending, two_phase_ending
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
 from txmq.errors import TransactionError
 from txmq.model import Outcome
-from txmq.testing.simulated.broker import SimulatedBroker
 
 FIRST = 2  # after the entry of ``__exit__``
 STRUCK = (block, current, ending, last_resource_ending, local_ending, two_phase_ending)

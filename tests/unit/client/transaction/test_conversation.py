@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.conversation import Conversation
 from txmq.errors import OverloadedError, RequestTimeoutError
-from txmq.testing.simulated.broker import SimulatedBroker
 from txmq.xa.broker_port import Answer
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.broker import SimulatedBroker
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.transaction import current
 from txmq.client.transaction.block import Transaction
@@ -21,7 +22,6 @@ from txmq.client.transaction.current import current_transaction
 from txmq.errors import TransactionStateError
 from txmq.model import Outcome, SendResult, SendStatus
 from txmq.runtime.contexts import run_alone
-from txmq.testing.simulated.broker import SimulatedBroker
 
 STRAY = r"tx\.send"
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction import current, external_branch
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.external_branch import TRANSITIONS, BranchState, Call, ExternalBranch, listed_xid
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import XACode, XAFlag
 from txmq.xid import Xid
 

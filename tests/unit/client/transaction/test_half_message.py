@@ -10,6 +10,9 @@ import pytest
 from tests.chains import has_circle
 from tests.crash_points import crash_at
 from tests.logged import said
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction.checker import CheckBacks, CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
@@ -28,9 +31,6 @@ from txmq.log.records import TAG_HEADER
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import Fault, lost
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
 

@@ -11,14 +11,14 @@ import pytest
 
 from tests.interrupts import Strike
 from tests.unit.client.transaction.test_block_homes import A, B, block
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.clock import SimClock
+from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction import home_part
 from txmq.client.transaction.home_part import HomePart, PendingCommits
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.protocol.parts import PartResult
 from txmq.runtime import threads
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.cluster import SimulatedCluster
 from txmq.xa.broker_port import Answer
 
 SLOT = ("orders", 1)

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.client.transaction.moments import Moments
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.block import Transaction
 from txmq.errors import (
@@ -24,9 +27,6 @@ from txmq.errors import (
 )
 from txmq.model import Outcome, SendStatus
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xid import TxId
 
 A, B, C = b"\x00", b"\x01", b"\x02"  # keys of messages for the first, second, third home

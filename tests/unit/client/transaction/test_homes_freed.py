@@ -6,10 +6,10 @@ import gc
 import weakref
 from typing import Any
 
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import lost
 from txmq.client.transaction.background_resolver import resolver_of, stop_resolver
 from txmq.client.transaction.block import Transaction
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import lost
 
 
 def _closed_with_an_open_commit() -> list[weakref.ref[Any]]:

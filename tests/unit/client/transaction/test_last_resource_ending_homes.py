@@ -11,6 +11,9 @@ import pytest
 from tests.crash_points import crash_at
 from tests.unit.client.transaction.shop import Shop
 from tests.unit.xa.support import quiet_resolver
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import Fault, lost
 from txmq.errors import (
     DiskFullError,
     HeuristicMixedError,
@@ -20,9 +23,6 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa.broker_port import SWEEP_AGE_MS, SWEEP_EVERY_S
 from txmq.xa.resolver import Resolver
 from txmq.xid import TxId

@@ -10,6 +10,8 @@ import pytest
 
 from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault
 from txmq.client.admin.transactions import Transactions
 from txmq.client.transaction import home_part
 from txmq.client.transaction.background_resolver import BackgroundResolver
@@ -30,8 +32,6 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.model import Outcome, Resolution
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault
 from txmq.xa import LastResource
 
 FOR_EVER = 5000

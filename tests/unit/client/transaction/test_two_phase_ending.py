@@ -12,6 +12,8 @@ import pytest
 
 from tests.crash_points import at_moment, at_point
 from tests.unit.xa.xa_support import FakeResource, Notes, Rows, XAFixture
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction import block as module
 from txmq.errors import (
     ConfigError,
@@ -32,8 +34,6 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import LastResource
 
 OWNER_POINTS = sorted(

@@ -13,16 +13,16 @@ import pytest
 
 from tests.crash_points import at_moment
 from tests.unit.xa.xa_support import Notes
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault as HomeFault
+from tools.simulated.faults import lost
+from tools.simulated.xa_answers import Fault, SimulatedError
+from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
+from tools.simulated.xa_resource import SimulatedXAResource
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.errors import BrokerAwayError, OutcomeUnknownError, OverloadedError, RolledBackError, TxmqError
 from txmq.model import Outcome
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault as HomeFault
-from txmq.testing.simulated.faults import lost
-from txmq.testing.simulated.xa_answers import Fault, SimulatedError
-from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
-from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xa.resolver import Resolver
 
 CALLS: Final = ("xa_start", "insert", "xa_end", "xa_prepare", "xa_commit", "xa_rollback", "touch")

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.xa_support import Database, FakeResource, Notes
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import Fault
 from txmq.client.transaction.block import Transaction
 from txmq.errors import DiskFullError, OutcomeUnknownError, RolledBackError
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import Fault
 from txmq.xa.resolver import Resolver
 
 A, B = b"\x00", b"\x01"

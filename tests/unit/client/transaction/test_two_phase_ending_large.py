@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.xa.xa_support import Notes, XAFixture
+from tools.simulated.faults import lost
 from txmq.client.transaction import block as module
 from txmq.errors import RolledBackError
-from txmq.testing.simulated.faults import lost
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.client.transaction.moments import Moments
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.cluster import SimulatedCluster
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction import current, external_branch
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import DiskFullError, TopicClosedError, XAError
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.cluster import SimulatedCluster
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa.xopen import XACode, XAFlag
 from txmq.xid import Xid
 

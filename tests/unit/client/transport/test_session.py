@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault
 from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.prepared import repeat_prepare
 from txmq.client.transport.session import ClientSession, parse_hello
 from txmq.errors import RemoteProtocolError, TransactionConflictError, UnavailableError
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault
 from txmq.xid import TxId
 
 FIELDS: dict[str, Any] = {

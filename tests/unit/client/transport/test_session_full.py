@@ -10,6 +10,10 @@ import pytest
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from tests.unit.xa.xa_support import Notes
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.faults import Fault
+from tools.simulated.xa_database import SimulatedXADatabase
+from tools.simulated.xa_resource import SimulatedXAResource
 from txmq.client.client import Client
 from txmq.client.home_link import FORMER_MAX
 from txmq.client.transaction import block as module
@@ -21,10 +25,6 @@ from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
 from txmq.protocol.parts import encode_result_line
 from txmq.protocol.requests import Request
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.faults import Fault
-from txmq.testing.simulated.xa_database import SimulatedXADatabase
-from txmq.testing.simulated.xa_resource import SimulatedXAResource
 from txmq.xid import TxId
 
 FULL = Fault(SessionFullError("full"))

@@ -10,13 +10,13 @@ import pytest
 from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
 from tests.unit.registry.retiring_contract import RetiringContract
 from tests.unit.registry.zookeeper.tree import values
+from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
 from txmq.registry.access import Access, Changes
 from txmq.registry.port import Brought, DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, Node, SessionState
 from txmq.registry.zookeeper.topics import NEWEST_MAX
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 CHANGES_MAX = 20  # more than any call makes
 

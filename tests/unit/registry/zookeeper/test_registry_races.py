@@ -14,12 +14,12 @@ import pytest
 
 from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
 from tests.unit.registry.zookeeper.tree import values
+from tools.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 from txmq.errors import RegistryAwayError, RegistryConflictError, TxmqError
 from txmq.registry.port import Brought, Leadership, PlacedTopic, Registry, Standing
 from txmq.registry.zookeeper.attempts import LOSSES_MAX, RACES_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import BadVersionError, ConnectionLossError, Operation, Result, SessionState
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 
 STEPS_MAX = 60
 FIRST, SECOND, THIRD = candidate(), candidate(incarnation=2, former=(1,)), candidate(incarnation=3, former=(1,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.testing.simulated.zookeeper import SimSession
+from tools.simulated.zookeeper import SimSession
 
 
 def values(session: SimSession, path: str = "/") -> dict[str, tuple[bytes, bool]]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.logged import said
+from tools.simulated.faults import Fault
 from txmq.errors import FencedError, ForbiddenError, NeverIssuedError, NotOwnerError
-from txmq.testing.simulated.faults import Fault
 from txmq.xa import broker_port
 from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_sweep import MarkerSweep

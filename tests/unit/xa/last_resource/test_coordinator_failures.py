@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash_points import at_point, crash_at
+from tools.simulated.faults import Fault, lost
 from txmq.client.transaction import block as module
 from txmq.client.transaction.current import current_transaction
 from txmq.errors import (
@@ -33,7 +34,6 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import POINTS, SimulatedCrash
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa import LastResource
 
 from ..support import NAME, LastResourceFixture, Quiet

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.chains import has_circle
+from tools.simulated.faults import Fault, lost
 from txmq.errors import (
     BrokerAwayError,
     HeuristicHazardError,
@@ -19,7 +20,6 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome
-from txmq.testing.simulated.faults import Fault, lost
 from txmq.xa.resolver import Resolver
 
 from ..support import NAME, LastResourceFixture, Quiet

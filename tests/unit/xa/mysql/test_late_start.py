@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.errors import RolledBackError
 from txmq.testing.eventually import eventually
-from txmq.testing.simulated.clock import SimClock
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.thread_connection import ThreadConnection

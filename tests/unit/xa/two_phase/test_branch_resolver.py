@@ -10,6 +10,7 @@ import pytest
 
 from tests.crash_points import at_moment, at_point, crash_at
 from tests.logged import said
+from tools.simulated.faults import FakeReply, Fault, lost
 from txmq.client.transaction import block as module
 from txmq.errors import (
     ClosedError,
@@ -22,7 +23,6 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.faults import FakeReply, Fault, lost
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase import branch_resolver as xa_resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual

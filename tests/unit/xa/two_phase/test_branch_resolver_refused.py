@@ -6,10 +6,10 @@ import pytest
 
 from tests.crash_points import crash_at
 from tests.logged import said
+from tools.simulated.faults import Fault
 from txmq.client.transaction import block as module
 from txmq.errors import NeverIssuedError, OverloadedError
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.testing.simulated.faults import Fault
 
 from ..xa_support import Notes, XAFixture
 

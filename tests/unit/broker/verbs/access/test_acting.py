@@ -9,12 +9,12 @@ import pytest
 
 from tools.images.node import Answer, Client
 from tools.images.requests import batch, part
+from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.verbs.access.acting import ACTS
 from txmq.broker.verbs.access.rules import RULES
 from txmq.protocol.grants import ALL, Grant
 from txmq.redo import entries
-from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import (
     Cluster,

@@ -10,6 +10,7 @@ import pytest
 
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch
+from tools.simulated.clock import SimClock
 from txmq.broker.state.access.failed_logins import FREE_MAX, PAUSE_MS
 from txmq.broker.verbs.access.auth import PLAIN_ITERATIONS_MAX
 from txmq.errors import UnauthenticatedError
@@ -17,7 +18,6 @@ from txmq.protocol import scram
 from txmq.protocol.grammar import VERBS
 from txmq.protocol.peers import peer_name
 from txmq.protocol.scram import ITERATIONS_MAX, ScramAttempt
-from txmq.testing.simulated.clock import SimClock
 
 from ...support import put, values
 from .access_support import add, keys, node, operator

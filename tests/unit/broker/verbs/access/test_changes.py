@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tools.images.node import Client
+from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.asks import Answer, ChangeAccess, Refresh
 from txmq.broker.cluster.view import RegistryState
 from txmq.broker.verbs.access.changes import PLANS_MAX
@@ -15,7 +16,6 @@ from txmq.errors import RegistryAwayError
 from txmq.protocol.scram import ScramAttempt, keys_of
 from txmq.registry.access import Access
 from txmq.registry.embedded import EmbeddedRegistry
-from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 from ..cluster.support import CLUSTER, A, B, Broker, pair, zookeeper
 

@@ -13,9 +13,9 @@ import pytest
 
 from tools.images.node import Client
 from tools.images.requests import UUID, batch, part
+from tools.simulated.clock import SimClock
+from tools.simulated.disk import SimDisk
 from txmq.protocol.branches import encode_branch
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import Cluster, HomeNode
 from ...support import values

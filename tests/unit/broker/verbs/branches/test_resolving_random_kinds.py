@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from tools.images.requests import UUID
+from tools.simulated.disk import SimDisk
 from txmq.broker.verbs import turns
-from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import Cluster, HomeNode
 from ...support import values

@@ -7,13 +7,13 @@ from base64 import b64encode
 
 import pytest
 
+from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import HomeConversation
 from txmq.broker.state.access.failed_logins import FREE_MAX
 from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
 from txmq.protocol.scram import ScramAttempt
-from txmq.testing.simulated.disk import SimDisk
 
 from ...homes_support import (
     SECRET,

@@ -9,6 +9,9 @@ from typing import Any
 
 from tools.images.node import Client, Node, small_settings
 from tools.images.requests import batch
+from tools.simulated.clock import SimClock, SimRandom
+from tools.simulated.disk import SimDisk
+from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.asks import Ask
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.cluster.work import carry_out
@@ -17,9 +20,6 @@ from txmq.redo import entries, identity, inspect
 from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.port import Candidate, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.testing.simulated.clock import SimClock, SimRandom
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.zookeeper import SimZooKeeper
 
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.images.requests import UUID, batch, part
+from tools.simulated.zookeeper import SimSession
 from txmq.broker.cluster.asks import Refresh
 from txmq.broker.cluster.view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.work import carry_out
@@ -12,7 +13,6 @@ from txmq.broker.verbs.cluster import parking
 from txmq.errors import RegistryAwayError
 from txmq.protocol.parts import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.testing.simulated.zookeeper import SimSession
 
 from ...support import values
 from .support import A, Broker, alone, pair

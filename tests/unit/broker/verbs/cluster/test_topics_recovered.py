@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.broker.cluster.asks import DropTopic
 from txmq.broker.cluster.work import carry_out
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import SessionState
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 from .support import A, B, Broker, pair, puts, with_messages, zookeeper
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.unit.broker.group_support import Consumer
 from tools.images.node import Node
+from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.view import ClusterView
 from txmq.model import TopicConfig, TopicPartition
 from txmq.registry.assignment import STRATEGIES
 from txmq.registry.port import PlacedTopic
 from txmq.registry.topics import Topic
-from txmq.testing.simulated.disk import SimDisk
 
 
 def homes(*owners: int) -> list[Node]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.clock import SimClock
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.offsets.saver import OffsetSaver
@@ -17,7 +18,6 @@ from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings, Memb
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.errors import StorageError
 from txmq.runtime.logging import get_logger
-from txmq.testing.simulated.clock import SimClock
 
 A, B = ("orders", 0), ("orders", 1)
 MEMBER = MemberSettings("g", "one", ("orders",), "sticky", 1.0, 6.0, 1.0)

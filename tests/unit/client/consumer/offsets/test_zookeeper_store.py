@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import txmq
+from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, StoredOffset
 from txmq.client.consumer.offsets.zookeeper_store import ZooKeeperOffsetStore
 from txmq.errors import ConfigError, StorageError
 from txmq.testing.offset_store_contract import GROUP, SLOT, OffsetStoreContract
-from txmq.testing.simulated.zookeeper import SimSession, SimZooKeeper
 
 PATH = "/prod/txmq/consumers/billing/offsets/orders/0-1"
 ADDRESS = "zk://h1,h2:2182/prod"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tools.checkers.events import Fault, History, Operation, Send
+from tools.checkers.history import Verdict
+from tools.checkers.index import Finding
 from tools.crash.arguments import parser
 from tools.crash.cluster.clues import Clues
 from tools.crash.cluster.report import COLUMNS, Bounds, ClusterReport, Played
-from txmq.testing.checkers.events import Fault, History, Operation, Send
-from txmq.testing.checkers.history import Verdict
-from txmq.testing.checkers.index import Finding
 
 LATE = Finding("L12", "realtime-order", "w0.2.1-7T at orders/1@5 began after x1.1-3M at 9 ended")
 

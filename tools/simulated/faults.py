@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from tools.simulated.clock import SimClock
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
-from txmq.testing.simulated.clock import SimClock
 
 LOST_AFTER_S = 1.0
 

@@ -37,9 +37,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tools.checkers.history import FINDINGS_PER_RULE_MAX, Verdict
+from tools.checkers.index import Finding, at
 from txmq.model import TopicPartition
-from txmq.testing.checkers.history import FINDINGS_PER_RULE_MAX, Verdict
-from txmq.testing.checkers.index import Finding, at
 
 Tenure = tuple[TopicPartition, int]  # a partition under one generation
 GROUP_LINES = frozenset({"view", "save", "handle", "owned", "lag"})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tools.simulated.broker import SimulatedBroker
+from tools.simulated.clock import SimClock
+from tools.simulated.routes import SimulatedRoutes
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record
-from txmq.testing.simulated.broker import SimulatedBroker
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.routes import SimulatedRoutes
 from txmq.xid import TxId
 
 

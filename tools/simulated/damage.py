@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from txmq.testing.simulated.disk_model import FileOp, Grow, Model, PendingOp, Write
+from tools.simulated.disk_model import FileOp, Grow, Model, PendingOp, Write
 
 SECTOR_BYTES = 512
 
@@ -56,7 +56,7 @@ def grown(write: Write) -> Grow:
 def garbage(write: Write, start: int, end: int) -> Write:
     """Bytes that are neither the old nor the new ones; the same for the same write."""
     seed = zlib.crc32(write.data, write.position & 0xFFFFFFFF) ^ start
-    return Write(write.inode, write.path, start, random.Random(seed).randbytes(end - start))  # noqa: S311
+    return Write(write.inode, write.path, start, random.Random(seed).randbytes(end - start))
 
 
 def garbage_range(model: Model, write: Write, crash_model: CrashModel) -> tuple[int, int]:

@@ -44,10 +44,10 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from math import inf
 
-from txmq.testing.checkers.decisions import DECISION_RULES
-from txmq.testing.checkers.events import History, Log, Operation, Row
-from txmq.testing.checkers.index import Finding, Index, LogPosition, Rule, at
-from txmq.testing.checkers.order import program_order, realtime_order
+from tools.checkers.decisions import DECISION_RULES
+from tools.checkers.events import History, Log, Operation, Row
+from tools.checkers.index import Finding, Index, LogPosition, Rule, at
+from tools.checkers.order import program_order, realtime_order
 
 FINDINGS_PER_RULE_MAX = 20  # of one defect the first few tell the story
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.testing.checkers.groups import (
+from tools.checkers.groups import (
     GroupHistory,
     GroupRules,
     Handled,
@@ -20,7 +20,7 @@ from txmq.testing.checkers.groups import (
     check_group,
     parse_group_history,
 )
-from txmq.testing.checkers.history import Verdict
+from tools.checkers.history import Verdict
 
 SECOND = 1_000_000_000
 RULES = GroupRules(exactly_once=True, stopped_s_max=3.0)

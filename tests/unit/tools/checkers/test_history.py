@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.testing.checkers.events import (
+from tools.checkers.events import (
     Drained,
     Fault,
     History,
@@ -23,7 +23,7 @@ from txmq.testing.checkers.events import (
     merge,
     parse_history,
 )
-from txmq.testing.checkers.history import Coverage, Verdict, check
+from tools.checkers.history import Coverage, Verdict, check
 
 DB = "orders-db"
 ORDERS, OTHER, AUDIT = ("orders", 0), ("orders", 1), ("audit", 0)

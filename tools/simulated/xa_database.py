@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import count
 
-from txmq.testing.simulated.xa_answers import (
+from tools.simulated.xa_answers import (
     DEADLOCK,
     INVAL,
     LOCK_WAIT_TIMEOUT,
@@ -42,7 +42,7 @@ from txmq.testing.simulated.xa_answers import (
     Fault,
     SimulatedError,
 )
-from txmq.testing.simulated.xa_engine import Branch, BranchState, Work, XAEngine, key_of
+from tools.simulated.xa_engine import Branch, BranchState, Work, XAEngine, key_of
 from txmq.xid import Xid
 
 

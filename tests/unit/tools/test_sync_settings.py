@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tools.sync_settings import sync_settings
 from txmq.binlog.config import read_settings
-from txmq.testing.sync_settings import sync_settings
 
 
 def test_lines_stand_in_their_sections() -> None:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from tools.simulated.xa_answers import LOST, NOTA, RB_ROLLBACK, SimulatedError
+from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.runtime.call_limits import CallLimit
-from txmq.testing.simulated.xa_answers import LOST, NOTA, RB_ROLLBACK, SimulatedError
-from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.xa.database.guarded_connection import Guard
 from txmq.xa.database.token_table import TokenRow
 from txmq.xa.two_phase.branch import (

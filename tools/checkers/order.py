@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from txmq.testing.checkers.events import Log, Operation
-from txmq.testing.checkers.index import Finding, Index, at
+from tools.checkers.events import Log, Operation
+from tools.checkers.index import Finding, Index, at
 
 Queue = tuple[Log, str | None]  # what is kept in order: a partition, or a key of it
 

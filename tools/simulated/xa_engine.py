@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from txmq.testing.simulated.xa_answers import DUPID, DUPLICATE, LOCK_WAIT_TIMEOUT, SimulatedError
+from tools.simulated.xa_answers import DUPID, DUPLICATE, LOCK_WAIT_TIMEOUT, SimulatedError
 from txmq.xid import Xid
 
 Key = tuple[str, object]  # table and primary key

@@ -14,6 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from tools.simulated.clock import SimClock
+from tools.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
+from tools.simulated.held_transaction import HeldTransaction
+from tools.simulated.routes import SimulatedRoutes
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.session import ClientSession
@@ -35,10 +39,6 @@ from txmq.protocol.branches import split_branches
 from txmq.protocol.halves import DueHalf, encode_half
 from txmq.protocol.parts import encode_result_line, parse_parts
 from txmq.runtime.ports import Buffer
-from txmq.testing.simulated.clock import SimClock
-from txmq.testing.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
-from txmq.testing.simulated.held_transaction import HeldTransaction
-from txmq.testing.simulated.routes import SimulatedRoutes
 from txmq.xid import TxId
 
 _DECIDED = ("decided", "committed")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from txmq.testing.simulated.crash_images import enumerate_images, image
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import Create, Rename, Sync, SyncDirectory, Trace, Unlink, Write
-from txmq.testing.simulated.file import SimFile
+from tools.simulated.crash_images import enumerate_images, image
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import Create, Rename, Sync, SyncDirectory, Trace, Unlink, Write
+from tools.simulated.file import SimFile
 
 OLD, NEW = b"o", b"n"
 

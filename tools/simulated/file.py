@@ -7,9 +7,9 @@ import os
 import random
 from typing import Literal, Protocol
 
+from tools.simulated.damage import SECTOR_BYTES
+from tools.simulated.disk_model import Lose, Model, Op, Sync, Truncate, Write, overwrite, resize
 from txmq.runtime.ports import Buffer
-from txmq.testing.simulated.damage import SECTOR_BYTES
-from txmq.testing.simulated.disk_model import Lose, Model, Op, Sync, Truncate, Write, overwrite, resize
 
 Kind = Literal["write", "sync", "entry", "open", "read"]
 

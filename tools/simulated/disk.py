@@ -24,10 +24,8 @@ import random
 from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple
 
-from txmq.errors import DirectoryInUseError
-from txmq.runtime.paths import ROOT, normal, parent, split
-from txmq.testing.simulated.damage import CrashModel, draw_outcome
-from txmq.testing.simulated.disk_model import (
+from tools.simulated.damage import CrashModel, draw_outcome
+from tools.simulated.disk_model import (
     DIRECTORY,
     AddDirectory,
     Create,
@@ -45,7 +43,9 @@ from txmq.testing.simulated.disk_model import (
     Write,
     overwrite,
 )
-from txmq.testing.simulated.file import Kind, Node, SimFile, error
+from tools.simulated.file import Kind, Node, SimFile, error
+from txmq.errors import DirectoryInUseError
+from txmq.runtime.paths import ROOT, normal, parent, split
 
 _MUTATING: Final = frozenset({"write", "sync", "entry"})
 CAPACITY_BYTES: Final = 1 << 40

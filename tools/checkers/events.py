@@ -1,4 +1,4 @@
-"""The operations of a test run and their results, as JSON lines: the input of ``txmq.testing.checkers.history``.
+"""The operations of a test run and their results, as JSON lines: the input of ``tools.checkers.history``.
 
 Theory of operation. Every process of a run writes one line before an operation (``invoke``) and one after it (``ok``,
 ``fail`` or ``info``); ``merge`` puts the files of all processes into the order of their clocks, ``parse_history`` folds

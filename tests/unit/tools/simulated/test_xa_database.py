@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.testing.simulated.xa_answers import Fault, SimulatedError
-from txmq.testing.simulated.xa_database import SimulatedSession, SimulatedXADatabase
+from tools.simulated.xa_answers import Fault, SimulatedError
+from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 
 
 def test_call_that_meets_a_crash_does_nothing() -> None:

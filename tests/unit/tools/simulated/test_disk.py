@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.testing.simulated.damage import CrashModel
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.file import SimFile
+from tools.simulated.damage import CrashModel
+from tools.simulated.disk import SimDisk
+from tools.simulated.file import SimFile
 
 
 def made(disk: SimDisk, path: str, content: bytes = b"") -> SimFile:

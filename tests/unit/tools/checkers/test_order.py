@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.testing.checkers.events import Drained, History, Operation, Send
-from txmq.testing.checkers.history import check
+from tools.checkers.events import Drained, History, Operation, Send
+from tools.checkers.history import check
 
 PLACED, UNPLACED = 1, None
 

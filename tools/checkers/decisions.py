@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from txmq.testing.checkers.index import Finding, Index, Rule
+from tools.checkers.index import Finding, Index, Rule
 
 
 def _late(index: Index) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from txmq.testing.checkers.events import History, Log, Operation, Row
+from tools.checkers.events import History, Log, Operation, Row
 
 
 class Finding(NamedTuple):

@@ -31,9 +31,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from txmq.testing.simulated.damage import SECTOR_BYTES, CrashModel, cut, garbage, garbage_range, grown, inner_boundaries
-from txmq.testing.simulated.disk import SimDisk
-from txmq.testing.simulated.disk_model import (
+from tools.simulated.damage import SECTOR_BYTES, CrashModel, cut, garbage, garbage_range, grown, inner_boundaries
+from tools.simulated.disk import SimDisk
+from tools.simulated.disk_model import (
     AddDirectory,
     Create,
     MakeDirectory,
