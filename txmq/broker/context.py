@@ -88,14 +88,14 @@ class Context:
         undurable: sealed groups whose record is not durable yet, oldest first.
         unapplied: by partition, the newest durable group with messages that are not in the partition's files.
         lookups: effects: find the offset for a time (peer, opaque, partition, ms).
-        moved: partitions in memory whose end moved: their polls are to be woken.
+        moved: partitions in memory whose end moved: their polls must be woken.
         waiting_polls: every ``get`` that waits, and its partition, until its time is over.
         checks: check-backs of half messages.
         answers_before_sync: whether plain puts and local transactions are answered before the sync.
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
         groups: consumer groups that have members, by name.
         member_count: of all groups.
-        pending_groups: heartbeats that wait, and groups to be looked at.
+        pending_groups: heartbeats that wait, and groups that must be looked at.
         resources: the reports of resolvers about databases.
         branch_asks: what other homes are asked about branches here.
         failed_logins: how often logins of each address failed.

@@ -65,7 +65,7 @@ class Core:
         ids: Ids | None = None, cluster: ClusterView | None = None,
     ) -> None:  # fmt: skip
         self.context = Context(identity, settings, state, random, ids or state, cluster, now_ms=now_ms)
-        # The directory may be an older copy: what was issued behind the copy is below this time, and not issued again.
+        # The directory may be an older copy: what was issued after the copy is below this time, and not issued again.
         self.context.sessions_from = now_ms if state.epoch > 1 else 1
         self._next_client = 1
         self.context.ticked_ms = now_ms
@@ -110,7 +110,7 @@ class Core:
         self._execute_parked()
 
     def registry_answered(self, number: int, result: Result) -> None:
-        """What an ask came to (``take_registry_asks``)."""
+        """The result of an ask (``take_registry_asks``)."""
         events.answered(self.context, number, result)
         self._execute_parked()
 
@@ -135,7 +135,7 @@ class Core:
         events.registry_state(self.context, state)
 
     def take_registry_asks(self) -> list[Ask]:
-        """Effects: what the registry is to be asked (``cluster/work.py``), one after another."""
+        """Effects: what to ask the registry (``cluster/work.py``), one after another."""
         view = self.context.cluster
         return [] if view is None else view.take_asks(self._is_durable)
 
@@ -205,7 +205,7 @@ class Core:
             may_be_long: False: a request whose answer may be long is not taken in.
 
         Returns:
-            The index behind what was taken in. Nothing is while a request of the connection waits for the registry.
+            The index after what was taken in. Nothing is while a request of the connection waits for the registry.
 
         So the shell can give other connections their turn, and see whether answers are taken, before it goes on. One
         read may hold thousands of short lines with long answers (``meta *``).
@@ -304,7 +304,7 @@ class Core:
         return context.undurable[-1] if context.undurable else None
 
     def seal(self) -> CommitGroup:
-        """Take the oldest group that is queued; its record is to be written next."""
+        """Take the oldest group that is queued; its record must be written next."""
         context = self.context
         if context.full:
             group = context.full.popleft()
@@ -431,17 +431,17 @@ class Core:
                 get.wake_polls(self.context, partition)
 
     def take_reads(self) -> list[Read]:
-        """Effects: reads to be carried out."""
+        """Effects: reads that must be carried out."""
         reads, self.context.reads = self.context.reads, []
         return reads
 
     def take_lookups(self) -> list[tuple[ClientConnection, bytes, Partition, int]]:
-        """Effects: offsets to be looked up by time."""
+        """Effects: offsets that must be looked up by time."""
         lookups, self.context.lookups = self.context.lookups, []
         return lookups
 
     def take_ready(self) -> list[ClientConnection]:
-        """Effects: peers with answers to be written."""
+        """Effects: peers with answers that must be written."""
         ready, self.context.ready = self.context.ready, []
         for client in ready:
             client.ready = False

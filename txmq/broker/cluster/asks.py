@@ -107,12 +107,12 @@ Ask = (
 
 
 class Answer(NamedTuple):
-    """What an ask came to.
+    """The result of an ask.
 
-    ``topic_map``, ``homes``: as they were read behind it; the map is None if the ask concerns no topics.
+    ``topic_map``, ``homes``: as they were read after it; the map is None if the ask concerns no topics.
     ``value``: the id of the topic, the driver's epoch, or the anchor's home; of ``ChangeAccess``: 1, or 0 if users are
     of another version by now, and nothing was changed.
-    ``access``: users, grants and quotas as they were read behind it; None if the ask concerns none.
+    ``access``: users, grants and quotas as they were read after it; None if the ask concerns none.
     """
 
     topic_map: TopicMap | None = None

@@ -1,4 +1,4 @@
-"""When which home is asked about a branch: parts in doubt, and parts that are placed and have to be reported.
+"""When which home is asked about a branch: parts in doubt, and placed parts that must be reported.
 
 Theory of operation. A prepared branch is looked at a second after it was prepared: by then its client has told its
 outcome, or is in trouble. While it is undecided, its look comes again after pauses that grow: to 30 s if the home has
@@ -56,7 +56,7 @@ class BranchAsk(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One branch here that the home which decides is to be asked about.
+    """One branch here, about which the home that decides must be asked.
 
     Attributes:
         of: id of the transaction at that home.
@@ -80,7 +80,7 @@ class Look(NamedTuple):
 
 
 class Reminder(NamedTuple):
-    """One branch that its own home is to look at: the transaction was decided here.
+    """One branch that its own home must look at: the transaction was decided here.
 
     Attributes:
         branch: its id at that home.
@@ -151,7 +151,7 @@ class BranchAsks:
         """Look at these soon, whenever their own looks come: a commit waits for them, or their home is back."""
         for branch in branches:
             if branch.hurried_ms > now_ms:
-                continue  # such a look is to come
+                continue  # such a look is still to come
             at_ms, look = branch.hurried_ms + HURRY_PAUSE_MS, Look(branch.name, branch.meta["of"], is_extra=True)
             branch.hurried_ms = max(now_ms, at_ms)
             if at_ms > now_ms:
@@ -166,10 +166,10 @@ class BranchAsks:
             self._later.add(now_ms + FIRST_LOOK_MS, reminder)
 
     def again(self, look: Look, now_ms: int, latest_ms: int = 0, pause_ms_max: int = PAUSE_MS_MAX) -> None:
-        """Look once more after a pause that grows; not if the branch has a look beside this one.
+        """Look once more after a pause that grows; not if the branch has another look.
 
         Args:
-            latest_ms: to be looked at then, however long the pause; 0 for never.
+            latest_ms: look then at the latest, however long the pause; 0: no such limit.
         """
         if look.is_extra:
             return
@@ -209,7 +209,7 @@ class BranchAsks:
         return self._pending.pop(key)
 
     def reached(self, number: int) -> None:
-        """A home has greeted: it is asked all that is to be asked."""
+        """A home has greeted: it is asked all that it must be asked."""
         home = self._home(number)
         home.failures = home.quiet_until_ms = 0
         self.has_ready = self.has_ready or bool(home.ready)

@@ -27,7 +27,7 @@ class RegistryState(enum.Enum):
 
 
 class Parked(NamedTuple):
-    """A request that waits for a read of the registry: ``needed`` is the number of one that begins behind it."""
+    """A request that waits for a read of the registry: ``needed`` is the number of one that begins after it."""
 
     request: Request
     needed: int
@@ -45,12 +45,12 @@ class ClusterView:
         refused: why topics of the map are not taken over, by id.
         dropping: deleted topics of which the registry is told that this home has dropped them.
         releasing: groups and queries, by kind and name, whose anchor the registry is told to release, and the group
-            of the journal behind which it is.
+            of the journal after which it is told.
         parked: requests that wait for a read of the registry, in order of arrival; ``parked_bytes``: their bodies.
         refreshes_asked, refreshes_begun, refreshes_done: how many reads were asked for, may have begun, and are done.
         refresh_error: why the last one failed.
         when_lost: by ask, what is called if the connection to the registry is lost before its answer.
-        doubt: the number of the read behind which it is known again whether users were removed while the process stood
+        doubt: the number of the read after which it is known again whether users were removed while the process stood
             still.
         resumed: what the request needed that is executed again just now; 0 if none is.
     """

@@ -124,6 +124,6 @@ class Checkpointing:
         self._phase, self.pending = _Phase.NONE, None
 
     def give_up(self, now: float) -> None:
-        """Space or descriptors are lacking: the older checkpoint and the journal behind it are whole."""
+        """Space or descriptors are lacking: the older checkpoint and the journal after it are whole."""
         self._phase, self.pending = _Phase.NONE, None
         self._retry_at = self._at = now + RETRY_S

@@ -32,7 +32,7 @@ class CommitDelay:
         self.until = inf
 
     def keeps(self, group: CommitGroup, now: float) -> bool:
-        """Whether the group is to wait."""
+        """Whether the group must wait."""
         if not group.may_be_delayed:
             return False
         if self.until == inf:

@@ -24,7 +24,7 @@ NOT_WRITTEN: Final = Lsn(1 << 63)
 
 
 class Run:
-    """Batches that stand one behind the other in one segment of one partition.
+    """Consecutive batches in one segment of one partition.
 
     Attributes:
         idempotent: whether some batch carries a producer id (recovery then looks at the batches' headers).
@@ -133,12 +133,12 @@ class CommitGroup:
         return any(run.partition.waiters for run in self.placed)
 
     def add_entry(self, entry: bytes) -> None:
-        """Add a control entry; it stands behind everything accepted before it."""
+        """Add a control entry; it follows everything accepted before it."""
         self.items.append(entry)
         self.size_bytes += len(entry)
 
     def insert_entry(self, at: int, entry: bytes) -> None:
-        """Add a control entry in front of the items from number ``at`` on."""
+        """Add a control entry before the items from number ``at`` on."""
         self.items.insert(at, entry)
         self.size_bytes += len(entry)
 

@@ -3,7 +3,7 @@
 Theory of operation. A hop to the writer thread and back costs more than a fast sync (docs/benchmarks.md, "The thread of
 a sync"). So the loop writes and syncs a small group itself as long as recent syncs were fast. Everything else goes to
 the writer thread, so that a slow disk never stops reading and answering: a large group, a group after slow syncs, one
-beside a checkpoint, and one for which the journal has to begin another file.
+during a checkpoint, and one for which the journal has to begin another file.
 """
 
 from __future__ import annotations

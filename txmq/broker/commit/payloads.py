@@ -7,7 +7,7 @@ is unsettled is left: what is unsettled in it goes into the next checkpoint's fi
 more is paid for by one that was settled, and the files hold at most twice what is unsettled, and what the older of the
 two kept checkpoints names.
 
-Layout: PAYLOAD entries (``redo.entries``) one behind the other, those of a transaction in the order of its parts; then
+Layout: PAYLOAD entries (``redo.entries``) one after the other, those of a transaction in the order of its parts; then
 a CRC32C (u32, little endian) over all of them.
 
 Invariants:

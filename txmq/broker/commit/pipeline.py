@@ -17,11 +17,11 @@ this loop and differ in where and when a step runs:
 ```
 One step at a time in each lane. *Stable* is the lsn up to which the journal can be lost no more (``_stable_lsn``).
 
-Groups are sealed one behind the other. Requests that arrive while the journal is busy make the next group: that is
+Groups are sealed one after the other. Requests that arrive while the journal is busy make the next group: that is
 group commit. Answers are released in ``done``; the driver hands them to the sockets before it asks for the next step,
 which is then ``Apply``.
 
-A checkpoint is taken between two requests, at any load: the group in the making is closed, the state behind it is
+A checkpoint is taken between two requests, at any load: the group in the making is closed, the state after it is
 copied, and the checkpoint belongs to the end of that group's record in the journal. It is written when everything
 before that end is in the partition files.
 
@@ -30,16 +30,16 @@ Invariants:
       one when it is written;
     * the loop waits for no disk but for short syncs of the journal: ``thread`` of each step; what threads cannot keep
       up with holds back the next group;
-    * files that applied groups let go of are removed in front of the next checkpoint;
+    * files that applied groups let go of are removed before the next checkpoint;
     * only stable groups are applied, in the order of the journal; watermarks move after that; a read at the watermark
-      of a partition waits for the stable groups that are to move it, unless a full disk holds them up;
+      of a partition waits for the stable groups that will move it, unless a full disk holds them up;
     * a checkpoint holds what stable, applied groups made, and nothing else;
     * no other step is in the journal while ``Sync`` is, but appends by the loop, of groups that need no sync and for
       which the file has room;
     * liveness: what is due goes before the next group (release, mark, sync), so that no load starves it; ``sync_due``
-      says when a sync is, a mark is at the latest ``MARK_BUSY_S`` behind the last one;
+      says when a sync is, a mark is at the latest ``MARK_BUSY_S`` after the last one;
     * a step that failed is the last one, except a checkpoint that lacks space or descriptors: the older one and the
-      journal behind it are whole, and it is tried again ``checkpointing.RETRY_S`` later; and a step that could not
+      journal after it are whole, and it is tried again ``checkpointing.RETRY_S`` later; and a step that could not
       begin or recycle a file of the journal: it is handed out again ``JOURNAL_RETRY_S`` later, before any other there.
 """
 
@@ -150,7 +150,7 @@ class CommitPipeline:
     # --- what drivers ask --------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> Step | None:
-        """The next step that may run beside those under way; None if there is none before ``done`` or a later time."""
+        """The next step that may run alongside those under way; None if none is before ``done`` or a later time."""
         if self.has_failed:
             return None
         if (self._stable or now >= self._apply_retry_at) and self._apply is None:

@@ -210,7 +210,7 @@ class Redo:
         self._state.commit_batch(placed, json.loads(batch.meta))
 
     def _redo_placements(self, entry: entries.Committed | entries.Decided) -> tuple[CommittedParts, Places]:
-        """Rewrite what was journaled before; runs of the same record, which come behind, bring the rest."""
+        """Rewrite what was journaled before; runs of the same record, which come later, bring the rest."""
         transaction = self._state.transactions.get((entry.session, entry.counter))
         places: Places = {}
         for place in entry.placements:

@@ -1,8 +1,8 @@
 """Files that go: segments below a log start, and the directories of deleted topics.
 
-Theory of operation. The files that applied groups let go of are queued, in their order, and removed beside everything
-else: nothing is written to such a file any more. A checkpoint waits for it: only the journal behind it makes the next
-start look for files that are left.
+Theory of operation. The files that applied groups let go of are queued, in their order, and removed while everything
+else goes on: nothing is written to such a file any more. A checkpoint waits for it: only the journal after it makes the
+next start look for files that are left.
 
 Invariants:
     * a removal is journaled and durable before it begins, so that a crash in between leaves files, never holes: the

@@ -1,4 +1,4 @@
-"""A checkpoint's content and the payloads beside it become the state again; redo goes on from there."""
+"""A checkpoint's content and its payloads become the state again; redo goes on from there."""
 
 from __future__ import annotations
 

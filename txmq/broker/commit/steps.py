@@ -7,7 +7,7 @@ results are in its attributes when it is done.
 
 Invariants:
     * the parts of a step run in their order, and a part that raises is the last;
-    * at most one ``JournalStep`` runs at a time, but for appends beside a ``Sync``; beside it at most one each of
+    * at most one ``JournalStep`` runs at a time, but for appends during a ``Sync``; besides it at most one each of
       ``Apply``, ``Checkpoint``, ``Remove`` and ``Prepare``.
 """
 
@@ -33,7 +33,7 @@ class StepThread(enum.Enum):
     LOOP = "loop"  # short enough that a hop to a thread would cost more
     WRITER = "writer"  # the one thread that may wait for the journal
     FILES = "files"  # the one that may wait for partition files
-    HELPER = "helper"  # one that runs beside both
+    HELPER = "helper"  # one that runs alongside both
 
 
 LOOP: Final = StepThread.LOOP  # Python 3.11 looks a member up three times as long as a global name
@@ -71,7 +71,7 @@ class JournalStep(Step):
 
 
 class Sync(JournalStep):
-    """Force all that was appended before it runs; appends may go on beside it.
+    """Force all that was appended before it runs; appends may go on meanwhile.
 
     Attributes:
         sync_ms: how long the sync took.

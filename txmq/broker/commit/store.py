@@ -71,7 +71,7 @@ class PendingCheckpoint:
     """A checkpoint on its way; ``lsn`` and ``chain`` are known once its group is written. It is written once.
 
     ``unfiled``: transactions with parts that are in no file yet; ``parts``: how many they have. More may arrive before
-    they are written, and those belong to the journal behind this checkpoint. Two lists: a pair for each transaction
+    they are written, and those belong to the journal after this checkpoint. Two lists: a pair for each transaction
     would be a new object, as in ``frozen_state``.
     ``files``: of the payloads that it names, known once it is written.
     """
@@ -105,7 +105,7 @@ class Store:
         lacking: why groups are held up; None if none is.
         journal_lacking: why the journal waits; None if it does not.
 
-    Thread safety: calls of four kinds may run beside each other: one that changes the journal (``write``, ``force``,
+    Thread safety: calls of four kinds may run at the same time: one that changes the journal (``write``, ``force``,
     ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``) or of
     ``removals``, and ``journal.prepare_next``.
     """
@@ -138,7 +138,7 @@ class Store:
             self.journal.sync()
 
     def apply(self, group: CommitGroup) -> list[CommitGroup]:
-        """Write a forced group's batches to the partition files, behind any that could not be written yet.
+        """Write a forced group's batches to the partition files, after any that could not be written yet.
 
         Returns:
             the groups that are applied now, in order; empty while space or descriptors are lacking.
@@ -242,7 +242,7 @@ class Store:
         crash_point("checkpoint.files_synced")
 
     def write_checkpoint(self, pending: PendingCheckpoint, give_way: Callable[[], None]) -> None:
-        """Write the checkpoint, behind ``sync_files``. Durability: when this returns, recovery starts at its lsn.
+        """Write the checkpoint, after ``sync_files``. Durability: when this returns, recovery starts at its lsn.
 
         Args:
             give_way: called between pieces of work of about a millisecond.
@@ -278,7 +278,7 @@ def open_store(
 ) -> Recovered:  # fmt: skip
     """Open (or create) a data directory and recover it.
 
-    Newest good checkpoint, then redo of the journal behind it; idempotent at every step, also when it dies itself. When
+    Newest good checkpoint, then redo of the journal after it; idempotent at every step, also when it dies itself. When
     this returns, all that was acknowledged is in the state and in the partition files (not synced: the journal is).
 
     Args:

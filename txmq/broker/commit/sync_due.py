@@ -1,12 +1,12 @@
 """When groups that were answered before they were forced are forced: ``sync = interval | never``.
 
-Theory of operation. With ``interval`` a sync is due ``sync_interval_ms`` behind the first group written since
+Theory of operation. With ``interval`` a sync is due ``sync_interval_ms`` after the first group written since
 the last sync began, with so many messages, and as soon as a reader waits for such a group: while one does, a sync
-begins when the last one has ended, and records are written beside it. With ``never`` one is due once a second, because
+begins when the last one has ended, and records are written meanwhile. With ``never`` one is due once a second, because
 readers see only what was forced.
 
 Invariants:
-    * a sync is due at the latest ``UNSYNCED_BYTES_MAX`` behind the first byte; no more is written beside one under way.
+    * a sync is due at the latest ``UNSYNCED_BYTES_MAX`` after the first byte; no more than that is written during one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.config import BrokerSettings
 
 BACKGROUND_SYNC_MS: Final = 1000  # sync = never
-UNSYNCED_BYTES_MAX: Final = 32 << 20  # groups stay in memory until they are forced; as much may come beside the sync
+UNSYNCED_BYTES_MAX: Final = 32 << 20  # groups stay in memory until they are forced; as much may come during the sync
 
 
 class SyncDue:
@@ -61,8 +61,8 @@ class SyncDue:
         return self._messages >= self._messages_max or self._bytes >= UNSYNCED_BYTES_MAX
 
     def may_follow(self, newest: CommitGroup | None) -> bool:
-        """While a sync is under way: whether another group may be written, behind the newest one that is not forced."""
-        if newest is None:  # the sync has ended, and took along what was written beside it
+        """While a sync is under way: whether another group may be written, after the newest one that is not forced."""
+        if newest is None:  # the sync has ended, and took along what was written meanwhile
             return not self.is_much
         self.is_wanted = self.is_wanted or self._is_awaited(newest)
         return not (self.is_much or newest.needs_sync)

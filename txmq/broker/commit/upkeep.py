@@ -1,4 +1,4 @@
-"""Work beside the path of a group: files that go, and the next journal file ahead of need.
+"""Work off the path of a group: files that go, and the next journal file ahead of need.
 
 Theory of operation. Part of the commit pipeline, as deterministic as the rest. No request waits for these steps but a
 checkpoint, which waits for removals. Whether a journal file is lacking is looked at now and then, not at each group,
@@ -42,7 +42,7 @@ class Upkeep:
 
     @property
     def look_at(self) -> float:
-        """When ``next_step`` is to be asked next, whatever happens until then but ``done``, ``failed`` and removals."""
+        """When to ask ``next_step`` next, whatever happens until then but ``done``, ``failed`` and removals."""
         return self._prepare_at if self._store.removals.is_empty else 0.0
 
     def _begin(self, step: Step) -> Step:
@@ -50,7 +50,7 @@ class Upkeep:
         return step
 
     def want_prepare(self) -> None:
-        """Nothing else is to be done: look whether something can be prepared."""
+        """There is nothing else to do: look whether something can be prepared."""
         self._prepare_at, self._is_prepare_wanted = 0.0, True
 
     @property

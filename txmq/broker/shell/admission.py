@@ -1,4 +1,4 @@
-"""Who is let in: how many connections there may be, how many of one address, and how often. No I/O.
+"""Admission: how many connections there may be, how many of one address, and how often they may come. No I/O.
 
 What one address is: ``addresses.network_of``.
 
@@ -37,7 +37,7 @@ class Admission:
         self._per_address: Counter[str] = Counter()
 
     def enter(self, address: str, now_s: float) -> str | None:
-        """A connection has come, and counts until ``leave``; why it is to be closed, if it is.
+        """A connection has come, and counts until ``leave``; why it must be closed, if it must.
 
         Args:
             address: HOST:PORT of its other end; empty if that is not known.

@@ -1,17 +1,17 @@
-"""Who is given a long answer, where peers do not take theirs: one budget of bytes over all connections. No I/O.
+"""Which connections get long answers, where peers do not take theirs: one budget of bytes over all connections. No I/O.
 
 Theory of operation. Answers that a client does not take stay in this process's memory. So a request whose answer may
 be long, and a read for a poll, are carried out only if there is room:
 
-    * who has taken everything gets an answer while less than the whole budget is in use;
-    * who has left some gets another one while less than half is: those who do not read leave room to those who do;
+    * a connection that has taken everything gets an answer while less than the whole budget is in use;
+    * one that has left some gets another one while less than half is: clients that do not read leave room to others;
     * a user, with all connections together, is given another one while they hold less than half (their share): what
       one user leaves keeps no other one waiting. Where there are no users nobody has a share;
     * the others wait, in order, and are asked one at a time, since each answer may use up the room there is.
 
 Room is made, too: if a client that does take its answers waits, or the budget is overdrawn, connections that have taken
-nothing for ``STALLED_MS`` are cut off, the one that has stood still for longest first, until half is free. For one who
-waits for nothing but his user's share, that user's connections alone are, until half of the share is free.
+nothing for ``STALLED_MS`` are cut off, the one that has stood still for longest first, until half is free. For a client
+that waits only for its user's share, that user's connections alone are, until half of the share is free.
 
 How much a connection holds is known from when it was last looked at; before a request has to wait, all are looked at
 anew. The first ``OWN_BYTES`` of each connection are its own and do not count.
@@ -19,7 +19,7 @@ anew. The first ``OWN_BYTES`` of each connection are its own and do not count.
 Invariants:
     * ``used`` is the sum of what connections hold; it passes the limit by the answers that were admitted last, and so
       does what a user holds pass the share;
-    * who waits is asked again as soon as there is room for him, or is gone.
+    * a waiting connection is asked again as soon as there is room for it, or is gone.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class AnswerBudget:
             taker.look()
 
     def stalled(self, now_ms: int) -> list[Taker]:
-        """Who is to be cut off, so that others can go on."""
+        """The connections to cut off, so that others can go on."""
         if not self.waiting and self.used <= self._limit:
             return []
         self.look()

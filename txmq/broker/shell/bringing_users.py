@@ -5,7 +5,7 @@ has users publishes them, if the cluster has none; one that found none makes its
 one. Both end the cluster's anonymity and nothing brings it back.
 
 Invariants:
-    * a home serves as the registry says at a moment behind its start: a user who was removed meanwhile is unknown;
+    * a home serves as the registry says at a moment after its start: a user who was removed meanwhile is unknown;
     * users are neither written nor read where others could do so (``config.why_no_users``).
 """
 
@@ -45,7 +45,7 @@ class UsersOfHome(NamedTuple):
 
     @property
     def is_bringing(self) -> bool:
-        """Whether they are to be published: they are of a broker that was alone."""
+        """Whether they must be published: they are of a broker that was alone."""
         return self.access.version == 0 and bool(self.access.records)
 
 
@@ -70,10 +70,10 @@ def users_of(principals: Principals, settings: BrokerSettings, random: Random) -
 
 
 def take_users(registry: Registry, home: int, own: UsersOfHome, listener: Listener) -> Access:
-    """What the cluster has, behind what the home brings. Each step may be repeated.
+    """What the cluster has after what the home brings was published. Each step may be repeated.
 
     Raises:
-        RegistryConflictError: another home came first, or has yet to publish; to be tried again.
+        RegistryConflictError: another home came first, or has yet to publish; try again.
         RegistryError: users would not be safe there; or the registry is older than the journal.
         ConfigError: the file of the first administrator is not there, not whole, or not its owner's alone.
     """

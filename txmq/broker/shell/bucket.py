@@ -18,7 +18,7 @@ class Bucket:
         burst_s: so many seconds' worth may be taken at once.
 
     Attributes:
-        waiting: who waits for it to open; the owner counts them.
+        waiting: how many wait for it to open; the owner counts them.
     """
 
     __slots__ = ("_burst_s", "_paid_s", "rate", "waiting")

@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline_ms = min(self._deadline_ms + earned_ms, self._latest_ms())
 
     def awaits(self, is_within_record: bool) -> None:
-        """Of an encrypted one, behind each read: whether a record was begun, whose end is due as that of a request."""
+        """After each encrypted read: whether it began a record, whose end is then due as that of a request is."""
         if is_within_record:
             self._deadline_ms = self._deadline_ms or self._latest_ms()
         elif self._greeted and self._reader.is_idle:
@@ -201,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _admitted(self, requests: list[Request | Violation]) -> list[Request | Violation]:
-        """Those in front that quotas let through; a list of its own, whose length is noted behind it."""
+        """The first ones, as far as quotas let them through: a new list, whose length is noted afterwards."""
         host = self._host
         now_s = host.clock.monotonic()
         known = permissions_of(host.context, self.client)

@@ -145,7 +145,7 @@ class _HomeLink(asyncio.Protocol):
             self._links.lost(self, str(error) or type(error).__name__)
 
     def flush(self) -> None:
-        """Hand over what is to be sent."""
+        """Hand over what must be sent."""
         if self._transport is not None and self.conversation.output:
             data, self.conversation.output = b"".join(self.conversation.output), []
             self._transport.write(data)

@@ -151,7 +151,7 @@ def _publish(registry: Registry, who: Member) -> None:
 def _publish_queries(registry: Registry, who: Member) -> None:
     """Fix this home as that of each query that the journal has: another home would write its newest batch again.
 
-    A query that was opened before there was a registry has no home there, nor has any behind a loss of the registry.
+    A query that was opened before there was a registry has no home there, nor has any after a loss of the registry.
     """
     home, anchors = who.candidate.home, registry.anchors("query", who.queries)
     for name in who.queries:
@@ -171,7 +171,7 @@ def until_answered(step: Callable[[], _T], clock: Clock, pause: Pause, in_use_s:
 
     Args:
         pause: waits for so many seconds, or raises to end this.
-        in_use_s: how long another leader of the home is waited for; its session is to expire by then.
+        in_use_s: how long another leader of the home is waited for; its session must expire by then.
 
     Raises:
         RegistryError: the registry refuses.

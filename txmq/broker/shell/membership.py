@@ -32,7 +32,7 @@ class Membership:
 
     Attributes:
         address: the registry's, without credentials.
-        incarnation: of this start; to be journaled by ``open_store``.
+        incarnation: of this start; ``open_store`` journals it.
     """
 
     def __init__(self, settings: BrokerSettings, disk: OSDisk, clock: Clock, random: Random) -> None:

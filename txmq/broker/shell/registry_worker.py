@@ -53,7 +53,7 @@ class Core(Protocol):
         """The registry's content as it is now."""
 
     def registry_answered(self, number: int, result: Result) -> None:
-        """What an ask came to."""
+        """The result of an ask."""
 
     def registry_state(self, state: RegistryState) -> None:
         """The session with the registry."""
@@ -108,7 +108,7 @@ class RegistryWorker:
         self._signal.set()
 
     def stop(self) -> None:
-        """Have ``run`` end: soon, at the latest when a call that is under way has come to its end."""
+        """Have ``run`` end: soon, at the latest when a call that is under way has ended."""
         self._is_stopping = True
         self._signal.set()
 
@@ -216,13 +216,13 @@ class RegistryWorker:
         self._tell(RegistryState.CONNECTED)
 
     def _read(self, registry: Registry) -> tuple[TopicMap, list[Home], Access]:
-        """Users first: who was removed is to be served no longer than it takes. Then map and homes."""
+        """Users first: a removed user must not be served longer than it takes to read that. Then map and homes."""
         access = readable(registry.access(self._listener(_Read.ACCESS)))
         topics = registry.topics(self._listener(_Read.TOPICS))
         return topics, registry.homes(self._listener(_Read.HOMES)), access
 
     def _listener(self, what: _Read) -> Callable[[], None] | None:
-        """To be given with a read. One that was not called since it was given is still there."""
+        """The listener to pass to a read; None if the last one was not called yet: it is still there."""
         is_there, self._listens[what] = self._listens[what], True
         return None if is_there else partial(self._changed, what)
 
@@ -256,7 +256,7 @@ class RegistryWorker:
             self._post(partial(self._core.registry_state, state))
 
     def _idle_s(self) -> float:
-        """How long nothing is to be done by itself."""
+        """How long there is nothing to do unasked."""
         waits = [self._refresh_at - self._clock.monotonic()]
         if self._told is RegistryState.SUSPENDED:
             waits.append(self._session_timeout_s - self._away_s())

@@ -1,4 +1,4 @@
-"""Quotas at work: who has used up what is allowed a second waits, and nobody else does. No I/O, the time is handed in.
+"""Quotas at work: users above their rate wait, and nobody else does. No I/O, the time is handed in.
 
 Theory of operation. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``Bucket``. A request takes
 from those of its user and of its topics, and waits while one of them is closed:
@@ -6,28 +6,28 @@ from those of its user and of its topics, and waits while one of them is closed:
     ======================  =============================================  ================
     request                 waits                                          takes
     ======================  =============================================  ================
-    ``put``                 in front of the broker, with its connection    1, its body
+    ``put``                 before the broker, with its connection       1, its body
     ``get``                 likewise for requests; its answer for bytes    1, its answer
     begins a transaction    never: it is refused (429)                     1, its body
     all others              never                                          1, its body
     ======================  =============================================  ================
 
 What its user may not do to a topic takes nothing from that topic's bucket and does not wait for it: it is refused, and
-who is refused must not use up what others may take.
+refused requests must not use up what others may take.
 
-Those of transactions and of groups never wait: row locks and heartbeats stand behind them on their connection. What
+Those of transactions and of groups never wait: row locks and heartbeats queue after them on their connection. What
 ends a transaction is never refused, whatever it takes; the next put, get or transaction pays for that. What begins one
 (messages under an id that is new: ``put tx=``, ``prepare``, ``commit``) is refused while a bucket is closed, takes
-nothing then, and is to be sent again: a client that wants more than its quota gives its locks back. ``decide`` ends
+nothing then, and must be sent again: a client that wants more than its quota gives its locks back. ``decide`` ends
 what is prepared in databases.
 
-Who waits stands in a queue. In each ``turned`` all are asked in that order; whose buckets are open takes what there
-is, and stands at the end if he wants more.
+Connections that wait are in a queue. In each ``turned`` all are asked in that order; one whose buckets are open takes
+what there is, and goes to the end if it wants more.
 
 Invariants:
-    * who comes later takes nothing from a bucket that others wait for;
-    * a quota that changes counts from the next ``look`` on, for those who wait as well;
-    * who may not write to a topic, or read it, has no effect on its buckets;
+    * a later one takes nothing from a bucket that others wait for;
+    * a quota that changes counts from the next ``look`` on, for those that wait as well;
+    * a user who may not write to a topic, or read it, has no effect on its buckets;
     * where nothing is limited nothing is counted: ``is_on`` is False.
 """
 
@@ -139,7 +139,7 @@ class Throttle:
         paid: int,
         now_s: float,
     ) -> int:
-        """How many of a connection's next requests may be taken in; the one behind them waits.
+        """How many of a connection's next requests may be taken in; the one after them waits.
 
         Args:
             requests: those that are refused are replaced by their refusals.
@@ -148,7 +148,7 @@ class Throttle:
         """
         if waiter in self._waiting:
             return paid
-        begun: set[bytes] | None = None  # by requests in front, which may not be taken in yet
+        begun: set[bytes] | None = None  # by earlier requests, which may not be taken in yet
         for index in range(paid, len(requests)):
             request = requests[index]
             if isinstance(request, Violation):
@@ -279,7 +279,7 @@ def _refusal(request: Request) -> Violation:
 
 
 def _parts_of(request: Request) -> list[tuple[bytes, int]]:
-    """Topic and size of each of a transaction's batches that come with the request; none if it is to be refused."""
+    """Topic and size of each of a transaction's batches that come with the request; none if it must be refused."""
     verb, _, extensions, body, _ = request
     start = 0
     try:

@@ -97,7 +97,7 @@ class BranchParts:
             self.listed.remove(part.number)
 
     def are_to_be_told(self, home: int) -> bool:
-        """Whether a home is to be told of some."""
+        """Whether a home must be told of some."""
         return any(TxId.parse(part.of).home == home for part in self.unreported.values())
 
     def overdue(self, latest_ms: int) -> list[BranchPart]:

@@ -18,7 +18,7 @@ from txmq.broker.state.transaction import Transaction
 Name = tuple[int, int]  # session and counter
 _NEVER = 0  # ``look_at_ms`` of one that no time is set for
 _READY = -1
-_SETTLED_MAX = 64  # names of settled halves that are kept, beside as many as are not settled
+_SETTLED_MAX = 64  # names of settled halves that are kept, in excess of as many as are not settled
 
 
 class CheckPoll:
@@ -61,7 +61,7 @@ class CheckBacks:
         return half is None or half.look_at_ms != look[1]
 
     def take_looks(self, now_ms: int) -> list[Transaction]:
-        """Halves that are to be looked at now."""
+        """Halves that must be looked at now."""
         halves = [self._transactions[name] for name, _ in self._times.take_due(now_ms)]
         for half in halves:
             half.look_at_ms = _NEVER
@@ -96,7 +96,7 @@ class CheckBacks:
                 return half
         return None
 
-    # --- who waits ---------------------------------------------------------------------------------------------------
+    # --- waiting members ---------------------------------------------------------------------------------------------
 
     def wait(self, poll: CheckPoll) -> None:
         """A member waits."""

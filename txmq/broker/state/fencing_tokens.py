@@ -1,6 +1,6 @@
 """The newest fencing token of each database. A fold over the journal.
 
-Who resolves in a database draws a random word, its *token*, and stores it there. This broker keeps the newest one of
+A resolver of a database draws a random word, its *token*, and stores it there. This broker keeps the newest one of
 each database, and takes another only as its successor: from a database that has the newest one. So of a database and
 its copy one goes on, and the other is known by its token (``xa/fencing.py`` has the whole).
 

@@ -4,7 +4,7 @@
 what is formatted is let go of. The text is what one ``json.dumps`` of the whole would be.
 
 The copies of sessions, partitions, transactions and decisions are *packed*: a list holds the fields of hundreds of
-rows, one behind the other. A tuple for each row would be a new object, and the garbage collector would walk over all of
+rows, one after the other. A tuple for each row would be a new object, and the garbage collector would walk over all of
 them on the loop, for as long as copying takes.
 
 Invariants:
@@ -114,7 +114,7 @@ class FrozenState:
             yield "principals", self.principals
 
     def payload_files(self) -> set[int]:
-        """Where payloads are (0: this checkpoint's own file); to be asked before ``encode``, which lets go of them."""
+        """Where payloads are (0: this checkpoint's own file); call it before ``encode``, which lets go of them."""
         return {
             file
             for fields in self.transactions
@@ -172,7 +172,7 @@ def _taken(rows: deque[_T]) -> Iterator[_T]:
 
 
 def packed(rows: Iterable[tuple[Any, ...]]) -> Packed:
-    """The fields of rows, one behind the other."""
+    """The fields of rows, one after the other."""
     fields: list[Any] = []
     found = deque([fields])
     for row in rows:

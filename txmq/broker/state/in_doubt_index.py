@@ -4,7 +4,7 @@ Each item has a number when it comes, and numbers only grow. Items leave in any 
 
 Invariants:
     * adding and removing cost the same however many there are, on average;
-    * going on behind a number costs a binary search, whether or not the item of that number is still there;
+    * going on after a number costs a binary search, whether or not the item of that number is still there;
     * numbers whose items have left are at most as many as those that are there, and a few.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_LEFT_MAX = 32  # numbers of items that have left, beside as many as are there
+_LEFT_MAX = 32  # numbers of items that have left, in excess of as many as are there
 
 
 class Ordered(Generic[Item]):
@@ -47,7 +47,7 @@ class Ordered(Generic[Item]):
             self._numbers, self._first = [*items], 0
 
     def behind(self, number: int) -> Iterator[tuple[int, Item]]:
-        """Numbers and items behind that number, in order; nothing may change meanwhile."""
+        """Numbers and items after that number, in order; nothing may change meanwhile."""
         items, numbers = self._items, self._numbers
         for at in range(max(self._first, bisect_right(numbers, number)), len(numbers)):
             item = items.get(numbers[at])
@@ -91,7 +91,7 @@ class InDoubtIndex(Generic[Item]):
                 del self._under[key]
 
     def behind(self, number: int, key: str | None = None) -> Iterator[tuple[int, Item]]:
-        """Numbers and items behind that number, in order, of all or under one key; nothing may change meanwhile."""
+        """Numbers and items after that number, in order, of all or under one key; nothing may change meanwhile."""
         found = self._all if key is None else self._under.get(key)
         return iter(()) if found is None else found.behind(number)
 

@@ -25,7 +25,7 @@ FROZEN_FIELDS: Final = 2
 
 
 class IssuedSessions:
-    """All of them: the last number of each run, and beside it the first."""
+    """All of them: the last number of each run, and with it the first."""
 
     __slots__ = ("_firsts", "_lasts")
 

@@ -100,13 +100,13 @@ class Membership:
         strategy: the first member's choice; the others must agree.
         owned: the partitions of this home that have an owner.
         elsewhere: the owners of partitions of other homes, as members tell.
-        anchor: if one member is to have everything, over several homes: the home that says which one.
+        anchor: if one member must have everything, over several homes: the home that says which one.
         holder, grant: that member, and the number under which it was granted everything; 0 if it was not yet.
         is_clean: the holder before it had left in order.
         is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
-        user: whose member was the first; empty: nobody's who is counted (``verbs/access/shares``).
+        user: whose member was the first; empty: the group counts for nobody (``verbs/access/shares``).
     """
 
     strategy: str = "sticky"
@@ -181,7 +181,7 @@ class Membership:
                 self._changed(name)
 
     def has_elsewhere(self, name: str, slots: Iterable[TopicPartition], *, is_more: bool) -> None:
-        """A member tells which partitions of other homes it has; with ``is_more`` beside those that it has told of."""
+        """A member tells which partitions of other homes it has; with ``is_more`` besides those it has told of."""
         known = [slot for slot, member in self.elsewhere.items() if member == name] if is_more else []
         self._tell_elsewhere(name, [*known, *slots])
         self._rebalance()

@@ -1,4 +1,4 @@
-"""Heartbeats that wait, and consumer groups that are to be looked at: in memory only.
+"""Heartbeats that wait, and consumer groups that must be looked at: in memory only.
 
 Invariant: a tick in which nothing happened touches no group, member, topic or heartbeat.
 """

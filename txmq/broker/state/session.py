@@ -11,17 +11,17 @@ still holds of them is refused, and the broker needs their sequences no more.
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
 
-A transaction that was not known may be *fenced* for one database, by who may settle for that database and for no more
-of it: no decision with a branch there is accepted any more. Others are, so such a fence is no outcome.
+A transaction that was not known may be *fenced* for one database, by a user who may settle for that database only: no
+decision with a branch there is accepted any more. Others are, so such a fence is no outcome.
 
 Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
     * the floor rises only over counters the client called finished, and only while more than ``outcomes_kept`` are
       kept;
-    * however many unfinished ones stand in front, the finished ones behind them leave;
+    * however many unfinished ones precede them, finished ones leave;
     * ``_order`` names the counters of ``outcomes``, each once;
-    * a fence leaves with the session, or when the floor has passed it: no decision is accepted behind that;
-    * while ``_is_frozen``, a checkpoint reads both: the first change behind it copies them.
+    * a fence leaves with the session, or when the floor has passed it: no decision is accepted after that;
+    * while ``_is_frozen``, a checkpoint reads both: the first change after it copies them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class BrokerSession:
                 if oldest > self.floor:
                     self.floor = oldest
             elif passed_over < _PASSED_OVER_MAX:
-                # Behind the others: one that is never finished (a fence for an invented counter) must not hold them.
+                # To the end: one that is never finished (a fence for an invented counter) must not hold them.
                 self._order.rotate(-1)
                 passed_over += 1
             else:
@@ -195,7 +195,7 @@ def row(frozen: tuple[Any, ...]) -> list[object]:
     """What ``BrokerSession.restore`` takes, of what ``freeze`` returned."""
     *fields, order, outcomes, secret, user, fences = frozen
     whose = (secret, user) if user else (secret,)
-    # In front: if it has an outcome as well, older brokers go by that.
+    # Before it: if it has an outcome as well, older brokers go by that.
     fenced = [[counter, _FENCED + " ".join(uuids)] for counter, uuids in fences.items()]
     return [*fields, [*fenced, *([counter, outcomes[counter]] for counter in order)], *whose]
 

@@ -261,7 +261,7 @@ class State:
         return transaction
 
     def _closed(self, session: int, counter: int, meta: dict[str, Any]) -> Transaction:
-        """The transaction, no part of which is to come."""
+        """The transaction, which gets no more parts."""
         key = (session, counter)
         transaction = self.transactions.get(key)
         if transaction is None:
@@ -337,7 +337,7 @@ class State:
 
     @property
     def unsettled(self) -> int:
-        """How many transactions are open, prepared, placing, decided with an incomplete branch, or to be reported."""
+        """How many transactions are open, prepared, placing, decided with an incomplete branch, or not reported yet."""
         return len(self.transactions) + len(self.decisions.incomplete) + len(self.branch_parts.unreported)
 
     def waits_for(self, home: int) -> bool:
@@ -403,7 +403,7 @@ class State:
     def commit_batch(self, placed: list[tuple[int, int, CommittedParts, Places]], meta: dict[str, Any]) -> None:
         """A batch of a query is decided: its transactions (session, counter, outcome, places) are seen together.
 
-        If one is behind a barrier, all wait there.
+        If one is above a barrier, all wait there.
         """
         together: Places = {}
         for session, counter, outcome, places in placed:
@@ -501,6 +501,6 @@ class State:
         return found
 
     def publish_recovered(self) -> None:
-        """Everything in the journal is redone: readers may see it, except behind barriers."""
+        """Everything in the journal is redone: readers may see it, except above barriers."""
         for partition in self.all_partitions():
             self.decisions.barriers.recovered(partition)

@@ -12,8 +12,8 @@
 
   NONE, OPEN --DECIDE--> DECIDED --COMPLETE, of every branch--> COMMITTED
   PREPARED, with branch homes --COMMIT--> DECIDED
-  NONE, OPEN --COMMIT, DECIDE, behind one of the same key--> PLACING --its turn--> COMMITTED or DECIDED
-  PREPARED, decided here, --COMMIT, behind one of the same key--> PLACING
+  NONE, OPEN --COMMIT, DECIDE, after one of the same key--> PLACING --its turn--> COMMITTED or DECIDED
+  PREPARED, decided here, --COMMIT, after one of the same key--> PLACING
 ```
 
 NONE: never seen here. OPEN: parts of a large local transaction are streaming in. PREPARED: all parts are in the journal
@@ -225,7 +225,7 @@ class Transaction:
         checks: how often a half was handed out for a check-back in this incarnation of the broker.
         checked_ms: before that time it is not handed out again.
         look_at_ms: when it is looked at, whether it is due (``check_backs``).
-        hurried_ms: when a branch is to be looked at because a commit waits for it, or was last.
+        hurried_ms: when a branch will be, or was last, looked at because a commit waits for it.
     """
 
     __slots__ = (

@@ -1,11 +1,11 @@
 """Visibility barriers: they hide placed messages until all branches of the decision have completed.
 
 Theory of operation. A decision assigns the offsets of its messages, but a visible message implies readable rows. So the
-high watermark of its partitions stays in front of them until every branch has completed. A partition's *barriers* queue
+high watermark of its partitions stays below them until every branch has completed. A partition's *barriers* queue
 up in order of their offsets. Its watermark (Kafka's last stable offset) is where the first barrier begins, or the end
 of the log.
 
-All or none: a transaction that wrote behind a barrier in one partition, and into another partition that has none, gets
+All or none: a transaction that wrote above a barrier in one partition, and into another partition that has none, gets
 a barrier in both. That one has ended already and only waits for its turn. A barrier leaves when it has ended durably
 and is the first in all its partitions; it leaves all of them together.
 
@@ -75,7 +75,7 @@ class VisibilityBarriers:
                 self._queues.setdefault(partition, {})[barrier] = None
 
     def add_behind(self, name: tuple[int, int], places: Mapping[Partition, LogPosition]) -> None:
-        """A transaction committed: if a part of it is behind a barrier, all of it waits."""
+        """A transaction committed: if a part of it is above a barrier, all of it waits."""
         if len(places) > 1 and any(partition in self._queues for partition in places):
             self.add(VisibilityBarrier(name, places, is_ended=True))
 
@@ -136,7 +136,7 @@ class VisibilityBarriers:
         return list(freed)
 
     def _leave(self, barrier: VisibilityBarrier) -> list[Partition]:
-        """Take an ended barrier out if its turn has come, and those behind it. Returns the partitions it stood in."""
+        """Take an ended barrier out if its turn has come, and those after it. Returns the partitions it stood in."""
         freed: dict[Partition, None] = {}
         candidates = [barrier]
         while candidates:

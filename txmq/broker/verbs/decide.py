@@ -1,7 +1,7 @@
 """The verbs of decisions with branches and of heuristic decisions: ``decide``, ``complete``, ``forget``.
 
 ``decide`` comes when every branch is prepared in its database. Its synced record holds messages, decision and branches,
-and is the decision; there is no other log. It assigns the offsets. The messages stay behind the high watermark
+and is the decision; there is no other log. It assigns the offsets. The messages stay above the high watermark
 (``visibility``) until each branch has been reported ``complete``, or ``visibility_hold_ms_max`` has passed: the
 decision stands, and the rows follow.
 

@@ -74,7 +74,7 @@ def _get_now(context: Context, client: ClientConnection, request: Request, parti
 
 
 def was_read(context: Context, read: Read, data: bytes) -> None:
-    """A read was carried out. It may have waited: who may not read any more is refused."""
+    """A read was carried out. It may have waited: a user who may not read any more is refused."""
     context.counters.get_bytes += len(data)
     client = read.client
     reply: Reply = Records(data)
@@ -90,7 +90,7 @@ def answer_empty(context: Context, client: ClientConnection, opaque: bytes) -> N
 
 
 def wake_polls(context: Context, partition: Partition) -> None:
-    """The high watermark moved: polls behind it become reads."""
+    """The high watermark moved: polls that waited for it become reads."""
     waiters, partition.waiters = partition.waiters, None
     for poll in waiters or ():
         if not poll.done and not poll.client.gone:

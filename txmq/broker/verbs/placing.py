@@ -181,8 +181,8 @@ def _assign(
 ) -> Assigned:
     """Place the parts that are in the journal, then those that came with the decision. Hot: ``place``, in the loop.
 
-    A part whose topic was deleted meanwhile is left out: its messages went with the topic. The decision stands in front
-    of the runs of the fresh parts: redo places the journaled ones when it reads the decision, so that they come first.
+    A part whose topic was deleted meanwhile is left out: its messages went with the topic. The decision stands before
+    the runs of the fresh parts: redo places the journaled ones when it reads the decision, so that they come first.
 
     Args:
         places: gets where the messages begin in each partition; None if nobody asks.

@@ -1,7 +1,7 @@
 """Plain puts by the hundred: one read of a pipelining producer, taken in together.
 
 ``take_puts`` does what ``put`` does, for as many requests in a row as are *plain*: a put without extensions, of
-a sound batch without producer id, under a fresh token, into a topic on disk that takes messages. It stops in front of
+a sound batch without producer id, under a fresh token, into a topic on disk that takes messages. It stops before
 the first that is not, which then goes through ``put``; so every refusal comes from one place. Batches are gathered per
 partition and placed as one, which moves the partition's assigned side once instead of once a batch.
 

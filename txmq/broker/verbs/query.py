@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     body: bytearray
 
     def answer(self, answer: dict[str, Any], *, is_new: bool) -> None:
-        """Answer, behind what was journaled now or before."""
+        """Answer, after what was journaled now or before."""
         text = json.dumps(answer).encode()
         if is_new:
             self.context.answer_when_durable(self.client, self.opaque, text)
@@ -320,7 +320,7 @@ def _refuse_twins(winners: list[Transaction]) -> None:
 
 
 def _refuse_too_many(context: Context, winners: list[Transaction]) -> None:
-    """The decision must fit a journal record beside what else is in the group."""
+    """The decision must fit a journal record with what else is in the group."""
     size = entries.batch_committed_size(len(winners), sum(len(transaction.parts) for transaction in winners))
     if size > context.settings.request_size_bytes_max:
         raise TooLargeError(f"the decision about {len(winners)} transactions takes {size} bytes: write larger parts")

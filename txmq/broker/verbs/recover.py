@@ -2,7 +2,7 @@
 
 In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
 parts of other homes' transactions that are placed and not reported (order of their places), then heuristic outcomes. A
-page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, or behind LOOKS_MAX transactions of which others may be told, and
+page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, or after LOOKS_MAX transactions that only others may be told of, and
 says where the next one begins: a place in that order, which does not move if others are settled meanwhile.
 
 Invariants:
@@ -48,11 +48,11 @@ _PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|placed|heuristic)\.(
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
 ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
-LOOKS_MAX = 5000  # transactions of others behind one page, each some 2 us
+LOOKS_MAX = 5000  # transactions of others passed over in one page, each some 2 us
 
 
 class PageStart(NamedTuple):
-    """Behind which row a page begins; numbers of an incarnation of the broker mean nothing in another one."""
+    """The row after which a page begins; numbers of an incarnation of the broker mean nothing in another one."""
 
     incarnation: int
     state: str
@@ -63,7 +63,7 @@ class PageStart(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is to be listed."""
+    """What must be listed."""
 
     states: tuple[str, ...]
     uuid: str | None
@@ -100,7 +100,7 @@ def _page_start(context: Context, text: str | None) -> PageStart:
 
 
 def _page(context: Context, client: ClientConnection, wanted: Wanted, start: PageStart, limit: int) -> bytes:
-    """At most ``limit`` rows behind a place, as JSON; those that the connection's user may settle."""
+    """At most ``limit`` rows after a place, as JSON; those that the connection's user may settle."""
     rows: list[str] = []
     size, unseen, following = 0, 0, None
     for found, name, row in _rows(context, wanted, start):
@@ -118,7 +118,7 @@ def _page(context: Context, client: ClientConnection, wanted: Wanted, start: Pag
 
 
 def _rows(context: Context, wanted: Wanted, start: PageStart) -> Iterator[tuple[PageStart, Name, MakeRow]]:
-    """Everything that is wanted behind a place, in order; a row is made when it is called for."""
+    """Everything that is wanted after a place, in order; a row is made when it is called for."""
     begun = _IN_ORDER.index(start.state)
     for rank, state in enumerate(_IN_ORDER):
         if rank >= begun and (state in wanted.states or (state == _PREPARED and _PLACING in wanted.states)):

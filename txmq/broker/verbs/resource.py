@@ -44,7 +44,7 @@ def shown_rows(context: Context, client: ClientConnection) -> list[Fields]:
 
 
 def reporter_of(client: ClientConnection) -> Reporter:
-    """The reporter behind a connection: its session, which outlives it, or the connection itself."""
+    """The reporter of a connection: its session, which outlives it, or the connection itself."""
     return ("connection", client.number) if client.session is None else ("session", client.session.number)
 
 

@@ -201,7 +201,7 @@ def _chains(context: Context, client: ClientConnection) -> str:
 
 
 def _for_watchers(figures: Callable[[Context], Mapping[str, object]]) -> Callable[[Context, ClientConnection], str]:
-    """Figures that name what others have: of those who watch the broker, where there are users."""
+    """Figures that name what others have: for those who watch the broker, where there are users."""
 
     def text(context: Context, client: ClientConnection) -> str:
         require(context, client, DESCRIBE, BROKER, WHOLE)

@@ -48,7 +48,7 @@ def token(context: Context, client: ClientConnection, request: Request) -> None:
 
 
 def _require(context: Context, client: ClientConnection, uuid: str, *, is_adopted: bool) -> None:
-    """Who resolves may draw: with ``settle`` for anybody's transactions, with ``install`` for his own."""
+    """A user who resolves may draw: with ``settle`` for anybody's transactions, with ``install`` for his own."""
     known = permissions_of(context, client)
     if is_adopted or known is None or not known.may(SETTLE, RESOURCE, uuid):
         require(context, client, INSTALL, RESOURCE, uuid)

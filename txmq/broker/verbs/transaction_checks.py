@@ -30,7 +30,7 @@ from txmq.xid import TxId
 
 UNFINISHED_OUTCOMES_MAX = 65_536
 OUTCOMES_OVER_MAX = 1_000_000  # of all sessions, beyond ``outcomes_kept`` of each: some 250 MB
-FENCES_BESIDE_MAX = 65_536  # so that a branch left behind by a session full of commits can still be rolled back
+FENCES_BESIDE_MAX = 65_536  # so that a branch left by a session full of commits can still be rolled back
 _COUNTER_MAX = (1 << 64) - 1  # 64 bits in the journal; a decimal of 20 digits may be more
 
 
@@ -206,7 +206,7 @@ def refuse_over_outcomes(context: Context, session: BrokerSession, floor: int, *
     The floor this request states counts already. Where all sessions together keep many, each has ``outcomes_kept``.
 
     Raises:
-        SessionFullError: the client is to take another session.
+        SessionFullError: the client must take another session.
     """
     limit = context.settings.outcomes_kept
     if context.state.outcomes_over < OUTCOMES_OVER_MAX:

@@ -1,6 +1,6 @@
 """Offsets that a transaction saves for consumer groups: consume, process, produce as one step.
 
-Theory of operation. ``commit``, ``prepare`` and ``decide`` bring offsets in front of their parts. The generation of
+Theory of operation. ``commit``, ``prepare`` and ``decide`` bring offsets before their parts. The generation of
 each is checked then, and never after: it must be the newest that was handed out. A local transaction's offsets are
 saved by an entry SAVED in the record of its COMMITTED; a prepared one's are in its meta, and are saved by the record
 that commits it; a decided one's are saved by the decision.
@@ -86,7 +86,7 @@ def _checked(context: Context, group: str, row: Any) -> list[Any]:
 
 
 def save_with_commit(context: Context, offsets: Offsets) -> None:
-    """Save beside the entry COMMITTED of a local transaction, in the same record."""
+    """Save with the entry COMMITTED of a local transaction, in the same record."""
     for group, rows in offsets:
         fields = {"group": group, "offsets": rows, "time_ms": context.now_ms}
         context.group.add_entry(entries.json_entry(entries.SAVED, fields))

@@ -1,6 +1,6 @@
 """Failed logins by address: each one's answer waits longer than the one's before. In memory only.
 
-Theory of operation. A login is verified whatever failed before it, and who is right is let in at once: somebody else at
+Theory of operation. A login is verified whatever failed before it, and a right one is let in at once: somebody else at
 the same address (a load balancer, a machine of many services) keeps nobody out. Only the answer to a wrong one waits,
 and its connection with it. So a guess costs a connection and its time; how many of these an address has,
 ``connections_per_address_max`` and ``connects_per_address_per_s_max`` say.
@@ -31,7 +31,7 @@ class FailedLogins:
         self._failed: dict[str, tuple[int, int]] = {}  # times, and when the last one was; oldest first
 
     def failed(self, address: str, now_ms: int) -> int:
-        """A login failed: how many milliseconds its answer is to wait."""
+        """A login failed: how many milliseconds its answer must wait."""
         host = network_of(address)
         times, last_ms = self._failed.pop(host, (0, 0))
         times = times + 1 if 0 <= now_ms - last_ms < FORGOTTEN_AFTER_MS else 1

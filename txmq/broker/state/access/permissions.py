@@ -1,7 +1,7 @@
 """What one connection may do: its user's grants, and what was asked of them, as of one version of the principals.
 
 Invariants:
-    * what no grant covers is denied; who has logged in as nobody has no grants;
+    * what no grant covers is denied; a connection without a login has no grants;
     * a change of any user or grant makes it stale (``version``): it is made anew before it is asked again.
 """
 
@@ -49,7 +49,7 @@ class Permissions:
         return found
 
     def may_any(self, kind: str, name: str | bytes) -> bool:
-        """Whether a grant covers any operation on a thing: who may do anything with it sees it."""
+        """Whether a grant covers any operation on a thing: a user who may do anything with it sees it."""
         return self.is_administrator or self._allowed.covers_any(kind, _text(name))
 
     def has(self, operation: str, kind: str) -> bool:

@@ -35,7 +35,7 @@ class User:
         keys: of the password; None: has none.
         certificate: subject or alternative name of the client certificate; None: no certificate is this user's.
         grants: in the order in which they were granted.
-        allowed: the same, to be asked.
+        allowed: the same, for look-ups.
         made: with a registry the version that made the user; another user of the same name has another one.
     """
 

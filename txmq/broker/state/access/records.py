@@ -1,7 +1,7 @@
 """Users, grants and quotas as records of the registry, and the entries of the journal that follow them.
 
 Invariants:
-    * behind the entries between the two, the principals say what the registry says: whatever they said before;
+    * after the entries between the two, the principals say what the registry says: whatever they said before;
     * a user who is absent from newer records is removed; nobody is kept because an event was missed;
     * a user who was removed and made anew under the same name is another one (``made``): connections of the first one
       are nobody's.
@@ -53,7 +53,7 @@ def _record_of(user: User) -> dict[str, Any]:
 
 
 def changes_by(principals: Principals, made: Iterable[Entry]) -> Changes:
-    """What entries that are to be made come to in the registry; the principals are as they were before."""
+    """The records of the registry that new entries change; the principals are as they were before."""
     changes: dict[str, Record | None] = {}
     for kind, fields in made:
         if kind == entries.QUOTA_SET:
@@ -81,7 +81,7 @@ def changes_by(principals: Principals, made: Iterable[Entry]) -> Changes:
 
 
 def entries_between(principals: Principals, access: Access) -> Iterator[Entry]:
-    """What the journal is to say, so that the principals become the registry's; the version is the last.
+    """What the journal must say, so that the principals become the registry's; the version is the last.
 
     Raises:
         RegistryError: a record is none that this txmq knows.

@@ -1,4 +1,4 @@
-"""Who acts for whom between homes: one table, what a broker asks of another home x whose grants are asked for it.
+"""Acting for users between homes: one table, what a broker asks of another home x whose grants are checked for it.
 
 Theory of operation. A broker asks other homes about transactions because a user here prepared or decided one. It has no
 grants of its own for that: each ask names that user (``for=``), under a name that no later user has

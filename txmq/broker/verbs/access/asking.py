@@ -46,7 +46,7 @@ def certain_permissions(context: Context, client: ClientConnection) -> Permissio
     """The same, unless this process stood still, and its user may be removed by now.
 
     Raises:
-        DoubtfulUsersError: the registry has to be asked first.
+        DoubtfulUsersError: the registry must be asked first.
     """
     if client.permissions is not None and doubt_users(context):
         raise DoubtfulUsersError("whether users were removed while this broker stood still is being asked; try again")
@@ -72,7 +72,7 @@ def require(context: Context, client: ClientConnection, operation: str, kind: st
 
 
 def require_any(context: Context, client: ClientConnection, operation: str, kind: str) -> None:
-    """Refuse who may not do it with any thing of the kind.
+    """Refuse users without the grant for any thing of the kind.
 
     Raises:
         UnauthenticatedError, ForbiddenError: as ``require``.

@@ -17,7 +17,7 @@ from txmq.broker.context import Context
 from txmq.broker.verbs.access.asking import require
 from txmq.errors import BrokerError, TopicClosedError
 
-LINES_MAX: Final = 1000  # that wait for the shell: who is refused without end fills no memory
+LINES_MAX: Final = 1000  # that wait for the shell: endless refusals fill no memory
 REFUSED: Final = "refused"
 LOGIN_FAILED: Final = "login failed"
 WARNINGS: Final = frozenset({REFUSED, LOGIN_FAILED})
@@ -40,7 +40,7 @@ def audit(context: Context, client: ClientConnection, event: str, **fields: str 
 
 
 def refused(context: Context, client: ClientConnection, verb: bytes, error: BrokerError) -> None:
-    """A request failed; if it was refused for who asked, count it and have that written."""
+    """A request failed; if it was refused because of its user, count it and have that written."""
     if error.code not in _REFUSALS or isinstance(error, TopicClosedError):
         return
     context.counters.refused += 1

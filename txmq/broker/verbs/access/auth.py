@@ -2,7 +2,7 @@
 
 Invariants:
     * whatever is wrong, the answer is the same, and so is the work before it;
-    * who is right is let in at once, whatever others at the address did; the answer to who is wrong waits, the longer
+    * a right login is let in at once, whatever others at the address did; the answer to a wrong one waits, the longer
       the more logins of the address have failed (``FailedLogins``), brokers' and those by certificate, too;
     * no login costs the loop more than PLAIN_ITERATIONS_MAX, whatever iterations a user's keys have;
     * a login ends with its second message, right or wrong: a message serves once.
@@ -147,7 +147,7 @@ def _succeeded(context: Context, client: ClientConnection, mechanism: str, name:
     if most is not None and sum(other.user == name for other in context.clients.values()) >= most:
         raise OverloadedError(f"auth: connections_max {most} of user {name} is reached: close some of its connections")
     if client.session is not None and client.session.user != name:
-        let_go(context, client)  # it was another user's, who is no more
+        let_go(context, client)  # it was that of another user, who is gone
     client.user = name
     context.counters.logins += 1
     audit(context, client, "login", mechanism=mechanism, **_shown(client))

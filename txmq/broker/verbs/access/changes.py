@@ -42,7 +42,7 @@ SECRET_BITS: Final = 256
 
 
 class Plan(NamedTuple):
-    """What a request comes to: entries, and the line that says who did what. No entries: nothing changes."""
+    """What a request results in: entries, and the line that says who did what. No entries: nothing changes."""
 
     made: Sequence[Entry] = ()
     event: str = ""
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """A request about users: its plan, and its answer behind that.
+    """A request about users: its plan, and its answer after that.
 
     Attributes:
         client, request: who asks what.
@@ -168,7 +168,7 @@ def _unheard(*, is_new: bool) -> str:
 
 
 def _changes(context: Context, plan: Plan) -> Changes:
-    """Records that the plan's entries come to. The first user brings the cluster's secrets."""
+    """The registry's records for the plan's entries. The first user brings the cluster's secrets."""
     principals = context.state.principals
     changes = dict(changes_by(principals, plan.made))
     if not principals.users and any(kind == entries.USER for kind, _ in plan.made):

@@ -6,8 +6,9 @@ is settled by its user and by administrators.
 
 The connection of the session itself is never asked: a grant that is revoked meanwhile breaks no promise.
 
-A transaction that is over has no database any more. Who settles for others may be second with one that was listed to
-him: to him it looks forgotten (410), and neither log nor counter calls him refused. What was never there looks alike.
+A transaction that is over has no database any more. A user who settles for others may be second with one that was
+listed to him: to him it looks forgotten (410), and neither log nor counter calls him refused. What was never there
+looks alike.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def settles(context: Context, known: Permissions, name: Name) -> bool:
 def refuse_others(
     context: Context, client: ClientConnection, name: Name, uuid: str = "", *, is_end: bool = False
 ) -> None:
-    """Refuse who may not know or settle a transaction.
+    """Refuse users who may not know of or settle a transaction.
 
     Args:
         uuid: of the branch that is meant, if it is one in a database; else any grant on the transaction will do.

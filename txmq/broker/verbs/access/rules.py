@@ -58,7 +58,7 @@ class Ask(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The row of a verb, or of an action of it; all of ``asks`` have to be granted."""
+    """The row of a verb, or of an action of it; all of ``asks`` must be granted."""
 
     asks: tuple[Ask, ...] = ()
     who: Who = Who.USERS

@@ -31,7 +31,7 @@ def refuse_over_half(
     Args:
         limit: how many there may be of all users.
         setting: its name.
-        more: how many are to be made.
+        more: how many will be made.
         unsaved: how many of the user's there are that ``note_made`` was not told of.
 
     Raises:

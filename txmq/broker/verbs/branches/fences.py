@@ -1,10 +1,10 @@
-"""Fences for one database: ``outcome uuid=`` of another user's transaction, by who may settle for that database.
+"""Fences for one database: ``outcome uuid=`` of another user's transaction, by one who may settle for that database.
 
 Theory of operation. A resolver with a user of its own finds a branch prepared in its database, of a transaction that
 this broker does not know: its client died before it decided. Nothing here says that the transaction is of that
 database; so the fence is of no more than that. FENCED names session, counter and uuid, and from then on every
 ``decide`` with a branch in the database, and every ``prepare`` for it, is refused. Everything else of the transaction
-stays its user's: who fences what is not of the database has done nothing to anybody.
+stays its user's: a fence for a database that it is not of affects nobody.
 
 ```
  nothing here, a stream, or anything with      --uuid=--------> unknown, and the owner
@@ -14,10 +14,10 @@ stays its user's: who fences what is not of the database has done nothing to any
  forgotten                                     ---------------> 410
 ```
 
-Who may settle the transaction anyway (its user, an administrator, who may settle for a database that it is known to be
-of) is answered by ``prepare_commit.outcome`` as if there were no ``uuid=``.
+Users who may settle the transaction anyway (its own, an administrator, one who may settle for a database that it is
+known to be of) are answered by ``prepare_commit.outcome`` as if there were no ``uuid=``.
 
-Invariant: behind ``rolled-back`` no decision with a branch in the database was or is accepted, through crashes.
+Invariant: after ``rolled-back`` no decision with a branch in the database was or is accepted, through crashes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
 
-FENCES_OF_DATABASE_MAX: Final = 65_536  # of all sessions: who may settle for one takes no room from others
+FENCES_OF_DATABASE_MAX: Final = 65_536  # of all sessions: one database takes no room from others
 
 
 def is_for_a_database(context: Context, client: ClientConnection, name: Name) -> bool:

@@ -54,7 +54,7 @@ def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> Non
 
 
 def _note_retired(context: Context, homes: Sequence[Home]) -> None:
-    """An operator has given homes up: that is journaled here, beside what was waited for."""
+    """An operator has given homes up: that is journaled here, and groups anchored there choose anew."""
     retired = context.state.registration.retired
     for home in homes:
         if home.retired and home.home not in retired:

@@ -1,8 +1,8 @@
 """A request for a topic that this home does not know waits until the registry was asked; only then it is 404.
 
-So does every request of a user, and each that is to be one's, behind a while in which the process stood still (it was
-paused, or the disk did not answer): its user may have been removed meanwhile, and the registry's word of it is under
-way. If the registry does not answer, the home goes on with the users that it knows.
+Where there are users, so does every request after a while in which the process stood still (it was paused, or the disk
+did not answer): its user may have been removed meanwhile, and the registry's word of it is under way. If the registry
+does not answer, the home goes on with the users that it knows.
 
 Another broker may have created the topic a moment ago. One read of the registry is under way at a time. It counts for
 the requests that came before it began; the next one, for all that came meanwhile. A connection's later requests are
@@ -77,7 +77,7 @@ def _refreshed(view: ClusterView, result: Result) -> None:
 
 
 def doubt_users(context: Context) -> bool:
-    """Whether it is to be asked first whether users were removed while the process stood still."""
+    """Whether to ask first if users were removed while the process stood still."""
     view = context.cluster
     if view is None:
         return False
@@ -98,7 +98,7 @@ def forget(view: ClusterView, client: ClientConnection) -> None:
 
 
 def take(view: ClusterView) -> list[tuple[ClientConnection, Parked]]:
-    """All requests that wait, in order of arrival. Each is to be executed again."""
+    """All requests that wait, in order of arrival. Each must be executed again."""
     taken = list(view.parked.items())
     view.parked.clear()
     view.parked_bytes = 0
