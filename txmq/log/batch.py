@@ -7,7 +7,7 @@ Layout (big endian; 61 bytes, then the record section, compressed or not):
 
 ```
  0 q base offset          0 from a producer, the log's offset once placed
- 8 i length               of everything behind it: whole batch - 12
+ 8 i length               of everything after it: whole batch - 12
 12 I placement CRC        CRC32C over (topic id u32, partition u32, bytes 0-11, magic, CRC), where Kafka has
                           PartitionLeaderEpoch
 16 b magic                2

@@ -8,7 +8,7 @@ Inflating goes into a buffer of a fixed size, which the library refuses to leave
   content (a thousand equal messages) may compress any number of times (``batch.inflated_size_max``). ``compress``
   leaves content that is beyond it as it is, so that what txmq writes, txmq reads.
 
-One stream per batch: a truncated one, bytes behind it, and a stated size that is not the real one are refused. What
+One stream per batch: a truncated one, bytes after it, and a stated size that is not the real one are refused. What
 comes out is never inflated again, so a nested stream is just records that do not parse.
 """
 
@@ -38,7 +38,7 @@ def compress(codec: int, content: Buffer) -> bytes | None:
 
 
 def inflate(codec: int, packed: Buffer, head: bytes, size_bytes_max: int = INFLATED_SIZE_BYTES_MAX) -> bytearray:
-    """Inflate one stream behind ``head``.
+    """Inflate one stream after ``head``.
 
     Args:
         head: bytes to begin the result with; they do not count.

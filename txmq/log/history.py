@@ -4,7 +4,7 @@ Theory of operation. A *life* is what a broker appends between two starts; each 
 journals it. A partition keeps the offset at which each life began in it. If an older copy of a data directory is put
 back, what follows is appended in a life that the replaced directory never had. So two histories of one partition say
 by themselves how far the two logs are the same: to the nearer end of the newest life that both have. An offset kept
-outside of the broker is worth something only beside the history under which it was read.
+outside of the broker is worth something only with the history under which it was read.
 
     <topic id>[,<life, 16 hex digits>:<offset at which it began>]...
 

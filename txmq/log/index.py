@@ -73,7 +73,7 @@ class SegmentIndex:
         return self._boundary(bisect_right(self.entries, position, key=_position) - 1)
 
     def next_boundary(self, position: int) -> tuple[int, int]:
-        """(offset, position) of the first known batch boundary behind ``position``, which is below the end."""
+        """(offset, position) of the first known batch boundary after ``position``, which is below the end."""
         end = self.end
         number = bisect_right(self.entries, position, key=_position)
         return self._boundary(number) if number < len(self.entries) else (end.offset, end.position)

@@ -21,7 +21,7 @@ from txmq.log.batch import HEADER, HEADER_SIZE
 from txmq.runtime.ports import Buffer
 
 SIZE_BYTES_MIN: Final = 256 << 10  # of the mean record of a batch: from here on a view is cheaper than a copy
-NOWHERE: Final = 1 << 60  # behind every end
+NOWHERE: Final = 1 << 60  # past every end
 _VARINT_SIZE_BYTES_MAX: Final = 10
 
 
@@ -86,7 +86,7 @@ def _headers(view: memoryview, at: int, limit: int) -> tuple[list[tuple[str, byt
 
 
 def varint(buffer: Buffer, at: int) -> tuple[int, int]:
-    """Read one zigzag varint; its value and the position behind it, ``NOWHERE`` if it is not whole."""
+    """Read one zigzag varint; its value and the position after it, ``NOWHERE`` if it is not whole."""
     plain = 0
     for number in range(_VARINT_SIZE_BYTES_MAX):
         if at + number >= len(buffer):

@@ -25,7 +25,7 @@ _BLOCKS = 64
 
 
 class _Block:
-    """Batches one behind the other."""
+    """Consecutive batches."""
 
     __slots__ = ("base_offset", "base_offsets", "batches", "max_timestamps_ms", "size_bytes")
 

@@ -16,7 +16,7 @@ Invariants:
     * inflating is bounded (``compression``);
     * records of a batch whose mean one is large are read by ``large_records``: their values are copied when they are
       asked for;
-    * others are parsed in ``bytes`` or ``bytearray`` memory only: the compiled reader may look one byte behind the end
+    * others are parsed in ``bytes`` or ``bytearray`` memory only: the compiled reader may look one byte past the end
       of a malformed batch, which there is a NUL that ends what it reads (it then refuses the batch); and it lets a
       length near 2^63 through to the allocator, whose MemoryError is a malformed record like any other.
 """
@@ -66,7 +66,7 @@ class RawBatch(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """The offset behind its last record."""
+        """The offset after its last record."""
         return self.base_offset + self.record_count
 
 
@@ -149,7 +149,7 @@ def decode(
     """Read every message of whole batches.
 
     Args:
-        buffer: one or more batches, one behind the other, offsets without holes.
+        buffer: one or more consecutive batches, offsets without holes.
         topic_id: checks that the batches belong there; without it only their own CRC is checked.
         expected_offset: base offset that the first batch must have.
         inflated_size_bytes_max: most bytes a batch may inflate to.

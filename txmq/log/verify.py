@@ -3,9 +3,9 @@
 Checked: each batch's CRC, its placement CRC (it was written for this place in this partition), offsets without holes
 inside and between segments, file names, and files that do not belong.
 
-Damage or tail? Bytes behind the last checkpoint are not synced in the partition files; the journal writes them again
+Damage or tail? Bytes after the last checkpoint are not synced in the partition files; the journal writes them again
 at the next start. So what is wrong at the end of a partition's last segment may be a torn tail, which is no damage, as
-long as the caller names no end and no whole batch of this partition follows behind it. Everything else is damage. (A
+long as the caller names no end and no whole batch of this partition follows it. Everything else is damage. (A
 power loss may tear two segments; start the broker before you ask.)
 
 For a running broker name an end (a high watermark): nothing at or above it is looked at.
@@ -72,8 +72,8 @@ def verify_partition(
     """Verify one partition.
 
     Args:
-        end_offset: offset up to which it must be whole; nothing behind it is read. None: as far as the files go.
-        verdict: to be added to.
+        end_offset: offset up to which it must be whole; nothing after it is read. None: as far as the files go.
+        verdict: is added to.
         advance: called with the number of bytes that were read.
     """
     verdict = Verdict() if verdict is None else verdict
@@ -111,7 +111,7 @@ class _Scan:
             self._damaged(self._directory, 0, f"the partition ends at offset {reached}, {self._end} was written")
 
     def _bases(self) -> list[int]:
-        """Base offsets of the segments to be read, ascending."""
+        """Base offsets of the segments that must be read, ascending."""
         bases = []
         for name in self._disk.list_directory(self._directory):
             base = segment_base(name)
@@ -176,7 +176,7 @@ class _Scan:
 
 
 def whole_batch_follows(file: File, place: tuple[int, int], position: int) -> bool:
-    """Whether some header behind ``position`` has the placement CRC of this partition.
+    """Whether some header after ``position`` has the placement CRC of this partition.
 
     By chance one of 2^32 candidates does.
 

@@ -63,7 +63,7 @@ def encode(opaque: bytes, reply: Reply) -> bytes:
 
 
 def encode_all(replies: list[tuple[bytes, Reply]]) -> bytes:
-    """The answers to several requests, one behind the other.
+    """The answers to several requests, one after the other.
 
     Hot for puts: how long an offset's line is is found out when that changes.
     """

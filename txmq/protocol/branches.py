@@ -1,4 +1,4 @@
-"""The branches of an XA transaction on the wire: in front of the parts in the body of ``decide``.
+"""The branches of an XA transaction on the wire: before the parts in the body of ``decide``.
 
 Byte layout
     ``<resource> <uuid, 32 hex> <length>\\r\\n<JSON object>``, as many as ``branches=`` says. The object has ``bqual``

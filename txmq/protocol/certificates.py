@@ -1,4 +1,4 @@
-"""Who the other side of TLS is: the names in a client's certificate, the hash of a broker's that logins are bound to.
+"""The other side of TLS: the names in a client's certificate, the hash of a broker's that logins are bound to.
 
 The only home of ``asn1crypto``, which ``scramp`` brings along.
 

@@ -1,8 +1,8 @@
 """Grants: what a user may do, to what. Allow-only: what no grant covers is denied.
 
-A grant is an operation on a thing of some kind. The thing's name may end with ``*``: all names that begin so. Who has
-``cluster`` is an administrator and may do everything. ``describe`` on the broker, of which there is one (``all``), is
-for monitoring: figures and lists of everything, no message, and nothing changed.
+A grant is an operation on a thing of some kind. The thing's name may end with ``*``: all names that begin so. A user
+with ``cluster`` is an administrator and may do everything. ``describe`` on the broker, of which there is one (``all``),
+is for monitoring: figures and lists of everything, no message, and nothing changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ADMINISTRATOR: Final = Grant(CLUSTER, CLUSTER, ALL)
 
 
 class Allowed:
-    """The grants of one user, to be asked: a question costs the same however many they are.
+    """The grants of one user, for look-ups: one costs the same however many they are.
 
     A name is looked up whole, and by its beginnings of the lengths that granted ones have: of mostly one or two.
     """

@@ -1,7 +1,7 @@
-"""The offsets that a transaction saves for consumer groups: in front of the parts in a body, and in meta.
+"""The offsets that a transaction saves for consumer groups: before the parts in a body, and in meta.
 
 Byte layout
-    ``offsets=<bytes>`` says how many bytes of JSON stand in front of the parts (behind the branches, in ``decide``):
+    ``offsets=<bytes>`` says how many bytes of JSON stand before the parts (after the branches, in ``decide``):
     ``[[group, order, [[topic, partition, generation, offset, deferred], ...]], ...]``, the rows as in ``group save``.
     ``order`` is the member's own number of the moment at which it looked at its offsets: it grows.
 
@@ -29,7 +29,7 @@ _LONG_END = 1 << 63
 
 
 class OffsetRow(NamedTuple):
-    """One offset to be saved: the next one to be consumed, under the generation the partition was consumed under."""
+    """One offset to save: the next one to be consumed, under the generation the partition was consumed under."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class GroupOffsets(NamedTuple):
 
 
 def encode_offsets(groups: Sequence[GroupOffsets]) -> bytes:
-    """The JSON in front of the parts; empty if there are none."""
+    """The JSON before the parts; empty if there are none."""
     return json.dumps(groups, separators=(",", ":")).encode() if groups else b""
 
 

@@ -132,7 +132,7 @@ def split_parts(body: Buffer) -> list[WirePart]:
 
 
 def parse_keys(text: bytes | None) -> frozenset[int] | None:
-    """Read the word behind ``keys=``.
+    """Read the word after ``keys=``.
 
     Raises:
         BadRequestError: they are not CRC32Cs in ascending order.

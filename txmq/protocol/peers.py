@@ -2,7 +2,7 @@
 
 The password of a conversation is an HMAC of the cluster's secret and both homes. So the asking broker proves that it
 is of the cluster, and the asked one that it is, too, and the home that was meant: an address in the registry proves
-nothing. Who relays the conversation to another home cannot log in there, nor, over TLS, with another certificate.
+nothing. Relaying the conversation to another home gives no login there, nor, over TLS, with another certificate.
 
 A broker's name begins with a dot: no user has such a name.
 """

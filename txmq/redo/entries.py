@@ -1,7 +1,7 @@
 """The content of journal records: a sequence of entries, each ``type u8 · flags u8 · reserved u16 · length u32 ·
 body``.
 
-Theory of operation. A record's payload is entries one behind the other; its CRC has been checked before anyone looks
+Theory of operation. A record's payload is entries one after the other; its CRC has been checked before anyone looks
 inside, so an entry that does not parse was written by other software and is refused, never skipped. The state of a
 broker is a fold over the entries in the order of the journal.
 
@@ -149,7 +149,7 @@ RUN_OVERHEAD_BYTES: Final = _RUN_ENTRY.size  # the size of run_header's result
 
 
 class Run(NamedTuple):
-    """Batches that stand one behind the other at one place of one partition."""
+    """Consecutive batches at one place of one partition."""
 
     topic_id: int
     partition: int
@@ -309,7 +309,7 @@ def run_header(  # hot: one struct call, the caller joins header and batches
     topic_id: int, partition: int, segment_base: int, position: int, base_offset: int, next_offset: int,
     max_timestamp_ms: int, size: int, *, idempotent: bool = False,
 ) -> bytes:  # fmt: skip
-    """The part of a RUN entry in front of its ``size`` bytes of batches."""
+    """The part of a RUN entry before its ``size`` bytes of batches."""
     return _RUN_ENTRY.pack(
         RUN, FLAG_IDEMPOTENT if idempotent else 0, 0, _RUN.size + size,
         topic_id, partition, segment_base, position, base_offset, next_offset, max_timestamp_ms,

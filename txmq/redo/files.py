@@ -19,8 +19,8 @@ Invariants:
 * want of descriptors (EMFILE, ENFILE) raises OSError, and the same call may be repeated, wherever it had come to;
 * spares and ballast hold no data; any of them may vanish in a crash.
 
-Thread safety: ``make_spare`` and ``keep_ballast`` may run beside everything else; the table of spares is changed and
-copied by single operations of a dict only.
+Thread safety: ``make_spare`` and ``keep_ballast`` may run concurrently with everything else; the table of spares is
+changed and copied by single operations of a dict only.
 """
 
 from __future__ import annotations

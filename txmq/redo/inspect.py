@@ -33,7 +33,7 @@ from txmq.redo.scan import Cursor, is_valid_at, open_file
 from txmq.runtime.ports import Disk, File
 
 _JSON_SHOWN_MAX: Final = 400
-# Who has a session's secret can speak in its name; who has a user's keys can guess the password as fast as he likes.
+# A session's secret lets one speak in its name; a user's keys let one guess the password at any speed.
 _SECRET: Final = re.compile(r'("(?:secret|keys|between_brokers)": )(?:"[^"]*"|\[[^]]*\])')
 _WITH_SECRETS: Final = (entries.SESSION, entries.USER, entries.ACCESS)
 

@@ -17,7 +17,7 @@ Invariants:
 * ``JournalFullError`` and ``TooLargeError`` come before any byte of the record was written.
 
 Thread safety: calls may come from any thread, one at a time, but for ``prepare_next``, ``raise_epoch``, and ``append``
-beside ``sync``, if the file has room for the record. Two syncs never run at once: one alone would hear of a failure.
+during ``sync``, if the file has room for the record. Two syncs never run at once: one alone would hear of a failure.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Journal:
     def raise_epoch(self, epoch: int) -> None:
         """Give the records and files from now on a higher epoch, which a registry gave out.
 
-        Thread safety: may run beside all other calls.
+        Thread safety: may run concurrently with all other calls.
         """
         if epoch < self.epoch:
             raise InvariantError(f"the journal's epoch would fall from {self.epoch} to {epoch}")
@@ -153,7 +153,7 @@ class Journal:
         Raises:
             JournalFailedError: the disk failed; what is durable above ``durable_lsn`` is not known.
 
-        Thread safety: may run beside ``append``, if ``has_room``.
+        Thread safety: may run concurrently with ``append``, if ``has_room``.
         """
         self._check()
         self._is_syncing = True
@@ -212,7 +212,7 @@ class Journal:
     def prepare_next(self) -> bool:
         """Make the next file ahead of need, and the ballast. False if the disk is full.
 
-        Thread safety: may run beside all other calls. An OSError here does not fail the journal.
+        Thread safety: may run concurrently with all other calls. An OSError here does not fail the journal.
         """
         self._check()
         try:

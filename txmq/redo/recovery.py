@@ -1,7 +1,7 @@
 """Opening a journal: follow the records from a checkpoint, judge what ends them, repair the tail, hand them over.
 
 Theory of operation. From the checkpoint's LSN and chain, records are read as long as they continue the stream (R1).
-The place at which that ends is examined, together with the next file and the bytes behind. ``TABLE`` names the finding:
+The place at which that ends is examined, together with the next file and what follows. ``TABLE`` names the finding:
 
 =====  ===============================================================================  ==============================
 label  what is found at the expected LSN                                                what is done
@@ -12,11 +12,11 @@ R5     no record, and the next file begins from exactly here, chain included    
 R4b    no record, and the next file was begun further on: its predecessor was forced    refuse: damage
 R4c    no record, and the next file contradicts (earlier end, or another chain)         refuse: damage
 R6     no record, and later files exist, but not the next one                           refuse: a file is missing
-R4     no record, and a whole record behind says that this place was forced             refuse: damage
+R4     no record, and a whole record after it says that this place was forced           refuse: damage
 R4d    a whole record of this LSN that does not continue chain or epoch                 refuse: mixed journals
 R3     a record of this LSN that fails its check, and nothing says it was forced        cut: a torn tail
-R3b    no record, and behind it torn or whole records that nothing says were forced     cut: a torn tail
-R2     nothing that claims this LSN or one behind it (zeros, remains of an earlier use)  the end, nothing to repair
+R3b    no record, and after it torn or whole records that nothing says were forced      cut: a torn tail
+R2     nothing that claims this LSN or one after it (zeros, remains of an earlier use)   the end, nothing to repair
 R8     (file header) another node's file                                                refuse
 R9     (file header) damaged, misnamed, or the file is not as long as it says           refuse: damage
 =====  ===============================================================================  ==============================
@@ -69,7 +69,7 @@ class Next(enum.Enum):
 
 
 class Mark(enum.Enum):
-    """The evidence of whole records behind the place."""
+    """The evidence of whole records after the place."""
 
     NONE = "nothing behind"
     SILENT = "something behind, which does not say that the place was forced"
@@ -238,7 +238,7 @@ def _hand_over(disk: Disk, headers: list[FileHeader], cursor: Cursor, on_record:
 
 
 def _zero(file: File, start: int, end: int) -> None:
-    """Zero the tail: bytes that were cut must not become valid again behind shorter new records."""
+    """Zero the tail: bytes that were cut must not become valid again after shorter new records."""
     zeros = bytes(min(_ZERO_PIECE_BYTES, end - start))
     for position in range(start, end, _ZERO_PIECE_BYTES):
         file.pwrite(zeros[: end - position], position)
@@ -305,7 +305,7 @@ class Walk:
         return None
 
     def _first(self) -> tuple[File, FileHeader]:
-        """The file that holds the cursor's LSN; a cursor in front of its header steps over it."""
+        """The file that holds the cursor's LSN; a cursor before its header steps over it."""
         cursor = self.cursor
         base = max((base for base in self._bases if base <= cursor.lsn), default=None)
         if base is None:

@@ -1,8 +1,8 @@
-"""Reading journal files: headers, records in a row, and what lies behind the last one.
+"""Reading journal files: headers, records in a row, and what follows the last one.
 
 Theory of operation. ``open_file`` checks what a file says about itself. ``read_records`` follows the stream from a
-``Cursor`` as long as records continue it, and leaves the cursor behind the last one. ``look`` examines the address at
-which it stopped, and ``look_behind`` whether anything behind claims an address of this file. ``redo.recovery`` decides
+``Cursor`` as long as records continue it, and leaves the cursor after the last one. ``look`` examines the address at
+which it stopped, and ``look_behind`` if anything after it claims an address of this file. ``redo.recovery`` decides
 what that means.
 
 Invariants:
@@ -61,7 +61,7 @@ class At(enum.Enum):
 
 
 class Behind(NamedTuple):
-    """The records that claim an address of this file behind a place: none, torn or whole, and their highest mark."""
+    """The records that claim an address of this file after a place: none, torn or whole, and their highest mark."""
 
     is_claimed: bool
     durable_lsn: int
@@ -133,7 +133,7 @@ def _check_header(header: FileHeader | None, path: str, base_lsn: int, node_id: 
 
 
 def read_records(file: File, header: FileHeader, cursor: Cursor, on_record: OnRecord) -> None:
-    """Hand over every group record from ``cursor.lsn`` on that continues the stream; the cursor ends behind the last.
+    """Hand over every group record from ``cursor.lsn`` on that continues the stream; the cursor ends after the last.
 
     One loop over plain tuples and local names: a generator of NamedTuples takes twice as long.
     """
@@ -206,7 +206,7 @@ def is_valid_at(file: File, header: FileHeader, position: int, record: RecordHea
 
 
 def look_behind(file: File, header: FileHeader, lsn: int) -> Behind:
-    """Whether anything behind ``lsn`` claims an address of this file, and the highest mark of whole records there."""
+    """Whether anything after ``lsn`` claims an address of this file, and the highest mark of whole records there."""
     is_claimed, durable_lsn, at = False, -1, 0
     position = lsn - header.base_lsn + ALIGNMENT
     for found, record in _stated_positions(file, header, position):

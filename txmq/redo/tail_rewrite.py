@@ -1,4 +1,4 @@
-"""Rewriting the journal's tail: the records behind the last mark, which the cache may show and the disk may lack.
+"""Rewriting the journal's tail: the records after the last mark, which the cache may show and the disk may lack.
 
 Theory of operation. After a failed sync Linux calls the lost pages clean; a reader sees them until they are evicted.
 Recovery drops the cache, but that is a request, so what no mark vouches for is written once more and forced. Writing

@@ -3,7 +3,7 @@ ZooKeeper clients.
 
 A strategy gets the members with the topics they want, the partitions there are, and who has them now; it answers one
 owner a partition. Its result depends on nothing else, so that every process that computes it from the same facts
-comes to the same end.
+reaches the same result.
 
 Invariants of every strategy:
     * each partition of a subscribed topic has exactly one owner, which subscribed to it; surplus members have none;
@@ -53,7 +53,7 @@ def range_(members: Members, partitions: Mapping[str, int], _current: Mapping[To
 
 
 def round_robin(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
-    """Dealt out in turn, over all topics; who does not want a topic is passed over."""
+    """Dealt out in turn, over all topics; members that do not want a topic are passed over."""
     owners: Owners = {}
     turn = cycle(sorted(members))
     wanting = {topic: frozenset(names) for topic, names in _wanting(members, partitions).items()}
@@ -63,7 +63,7 @@ def round_robin(members: Members, partitions: Mapping[str, int], _current: Mappi
 
 
 def consistent_hash(members: Members, partitions: Mapping[str, int], _current: Mapping[TopicPartition, str]) -> Owners:
-    """The first member on the ring behind the partition's hash."""
+    """The first member on the ring after the partition's hash."""
     owners: Owners = {}
     points = {
         member: [(_hash(f"{member}#{point}"), member) for point in range(_POINTS_PER_MEMBER)] for member in members
@@ -139,7 +139,7 @@ def sticky(members: Members, partitions: Mapping[str, int], current: Mapping[Top
 
 
 def _deal(shares: Mapping[str, _Owned], wanting: Sequence[str], topic: str, free: Sequence[int]) -> None:
-    """Each to who has least of those who want the topic."""
+    """Each to the member with the least load of those that want the topic."""
     ranking = [(shares[member].load, member) for member in wanting]
     heapify(ranking)
     for number in free:
@@ -149,12 +149,12 @@ def _deal(shares: Mapping[str, _Owned], wanting: Sequence[str], topic: str, free
 
 
 def _level(shares: Sequence[_Owned]) -> bool:
-    """Move one partition after the other from who has most to who has least, while that lessens the difference.
+    """Move one partition after the other from the member with most to the one with least, while that helps.
 
     Members with the same wishes stand in one heap; an entry whose load is not its member's (any more) is passed over.
 
     Returns:
-        False if nothing is to be moved.
+        False if nothing needs to be moved.
     """
     richest = [(-share.load, rank, share) for rank, share in enumerate(shares)]
     heapify(richest)

@@ -1,4 +1,4 @@
-"""What the journals of homes know of their cluster, and what that comes to: for an ensemble that lost its data.
+"""What the journals of homes know of their cluster, and what is rebuilt from that: for an ensemble that lost its data.
 
 Theory of operation. Each home has journaled all topics of the cluster, its users and the homes that are given up, as it
 last heard of them; and by itself its epoch, its incarnations, its queries and its grants. Of everything the newest
@@ -80,7 +80,7 @@ class Facts(NamedTuple):
 
 
 class Rebuilt(NamedTuple):
-    """What the facts come to. ``version``: the newest that a home has heard of."""
+    """What is rebuilt from the facts. ``version``: the newest that a home has heard of."""
 
     cluster: int
     homes: Mapping[int, Facts]

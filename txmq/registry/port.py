@@ -168,7 +168,7 @@ class Registry(Protocol):
         """
 
     def announce(self, leadership: Leadership) -> None:
-        """Say where the home is led, for as long as this process lives. To be called again after each lost session.
+        """Say where the home is led, for as long as this process lives. Call it again after each lost session.
 
         Raises:
             HomeSupersededError: another process has drawn a newer epoch: this one stops.
@@ -248,7 +248,7 @@ class Registry(Protocol):
             home: whose leader asks; it makes one change after another.
 
         Raises:
-            RegistryConflictError: they were changed since, or have yet to be published: read them again.
+            RegistryConflictError: they were changed since, or are not published yet: read them again.
             RegistryError: too many changes at once, or too large; or users where everybody could write them.
         """
 
@@ -317,7 +317,7 @@ def check_alteration(stored: PlacedTopic, changed: PlacedTopic) -> None:
 
 
 def is_altered(stored: PlacedTopic, changed: PlacedTopic) -> bool:
-    """Whether the topic is already as it is to be."""
+    """Whether the topic is already as it must be."""
     return (stored.topic, stored.homes) == (changed.topic, changed.homes)
 
 

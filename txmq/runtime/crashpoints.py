@@ -5,7 +5,7 @@ imported, or a hook is installed. ``TXMQ_CRASH=<point>:<nth>[:<mode>]`` acts whe
 (from 1); modes are ``kill`` (SIGKILL to itself, the default), ``exit`` (exit status 86, no clean-up), ``stop`` (SIGSTOP
 to itself), ``race:<file>`` (of several processes that were given the same file, the first one stops: it creates the
 file, and the others go on) and ``sleep:<seconds>`` (a window for the test to do something). ``<point>><next>:<nth>``
-acts at the first visit of ``next`` behind the nth of ``point``: so what has many visits is met on one path. A process
+acts at the first visit of ``next`` after the nth of ``point``: so what has many visits is met on one path. A process
 that has acted and lives is not armed any more.
 
 Invariants:

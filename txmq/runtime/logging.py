@@ -36,7 +36,7 @@ FIELD_LENGTH_MAX = 1024
 SPARING_S = 60.0
 _ITEMS_MAX = 20
 _ROOT = "txmq"
-_FRAMES = 5  # from the one who logs to the standard library's ``log``: for the file and line of the record
+_FRAMES = 5  # from the caller that logs to the standard library's ``log``: for the file and line of the record
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 

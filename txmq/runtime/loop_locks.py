@@ -1,4 +1,4 @@
-"""Locks and conditions for the strands of one loop (``runtime/strands.py``): who waits for one parks."""
+"""Locks and conditions for the strands of one loop (``runtime/strands.py``): waiting for one parks the strand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOOK_S = 3600.0  # a strand that waits looks again
 
 
 class LoopLock:
-    """A lock of the strands of one loop: who waits for it parks."""
+    """A lock of the strands of one loop: waiting for it parks the strand."""
 
     def __init__(self) -> None:
         self._is_held = False

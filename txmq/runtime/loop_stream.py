@@ -41,7 +41,7 @@ class LoopStream:
         self._host.loop.add_reader(self._number, self._host.call, read)
 
     def gather(self) -> None:
-        """Call ``write`` soon, behind what is ready to run now."""
+        """Call ``write`` soon, after what is ready to run now."""
         if not self._gathers:
             self._gathers = True
             self._host.loop.call_soon(self._write_gathered)

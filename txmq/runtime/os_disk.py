@@ -323,7 +323,7 @@ class OSDisk:
         """Take a lock file, or raise DirectoryInUseError. The file holds the (last) owner's process id.
 
         Args:
-            is_shared: others who share it may hold it too: readers.
+            is_shared: others that share it may hold it too: readers.
         """
         with self._parent(path) as (directory, name):
             descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _COMMON, 0o600, dir_fd=directory)

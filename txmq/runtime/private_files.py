@@ -22,7 +22,7 @@ _FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 
 def open_private(path: Path | str, mode: str) -> IO[Any]:
-    """As ``open`` for writing: ``x`` a new file, ``w`` in place of what was there, ``a`` behind it; with ``b`` bytes.
+    """As ``open`` for writing: ``x`` a new file, ``w`` in place of what was there, ``a`` after it; with ``b`` bytes.
 
     Text is UTF-8. Raises OSError: it cannot be opened, or with ``x`` exists.
     """

@@ -9,7 +9,7 @@ A cancelled task has its CancelledError raised in the door in which its strand i
 KeyboardInterrupt is in a thread. It may park again while it cleans up.
 
 What has to go to its end whatever becomes of its caller (``begin_end``) runs in a strand of its own. It begins at once;
-a task of the loop drives it if it has to wait. Who waits for it has a future of its own, which is cancelled alone.
+a task of the loop drives it if it has to wait. Each waiter has a future of its own, which is cancelled alone.
 
 What would be a thread of its own (``start_daemon``) is a task of the host, which ``Host.close`` waits for. What waits
 for a disk or for another library (``off_loop``) runs in one of the host's threads, which nothing else keeps busy. A
@@ -196,7 +196,7 @@ def _wake(parked: Future[None]) -> None:
 
 
 def _resumed(fiber: Any) -> Any:
-    """A fiber about to go on: it comes back to who resumes it, not to who began it.
+    """A fiber about to go on: it returns to the fiber that resumes it, not to the one that began it.
 
     They differ where a task was begun in a strand, by ``asyncio.eager_task_factory``: its first step ran there.
     """

@@ -207,7 +207,7 @@ class Attempt:
 class Turn:
     """What one thread has at a time, and may hold over calls.
 
-    A lock would stay taken if a KeyboardInterrupt struck behind its ``acquire``. Each attempt has its own object, which
+    A lock would stay taken if a KeyboardInterrupt struck after its ``acquire``. Each attempt has its own object, which
     is over before any call that could be struck::
 
         me = Attempt()
@@ -335,7 +335,7 @@ def start_daemon(name: str, run: Callable[[], None]) -> None:
 
 
 def sheltered(name: str, work: Callable[[], None]) -> None:
-    """Call ``work``, which a KeyboardInterrupt must not leave half done; it raises nothing that a caller is to handle.
+    """Call ``work``, which a KeyboardInterrupt must not leave half done; it raises nothing that a caller must handle.
 
     An interrupt strikes the main thread alone. There, another thread does the work: the caller's wait may be struck.
     """

@@ -68,7 +68,7 @@ class TlsSession:
         self._incoming.write(arrived)
 
     def shake(self) -> bool:
-        """Go on with the handshake; whether it is complete. ``take`` has what is to be sent, also behind an error.
+        """Go on with the handshake; whether it is complete. ``take`` has what must be sent, also after an error.
 
         Raises:
             ssl.SSLError: it failed, or the client resumes a session.
@@ -84,7 +84,7 @@ class TlsSession:
         return True
 
     def take(self) -> bytes:
-        """What is to be sent, and is sent by the caller."""
+        """What the caller must send."""
         return self._outgoing.read()
 
     def read_into(self, buffer: memoryview) -> int:
@@ -111,7 +111,7 @@ class TlsSession:
         return size
 
     def encrypt(self, plain: Buffer) -> bytes:
-        """What is to be sent for plain bytes. Raises ssl.SSLError."""
+        """What must be sent for plain bytes. Raises ssl.SSLError."""
         write, size = self._ssl.write, len(plain)
         done = write(plain)
         if done < size:  # one record at a time
@@ -135,7 +135,7 @@ class TlsSession:
 
     @property
     def server_certificate(self) -> bytes:
-        """In DER, behind the handshake: the same on both sides unless somebody stands between."""
+        """In DER, after the handshake: the same on both sides unless somebody stands between."""
         return self._shown or self._ssl.getpeercert(binary_form=True) or b""
 
     @property
@@ -177,7 +177,7 @@ class ServerTls:
     def _load(self) -> tuple[ssl.SSLContext, bytes]:
         context = _hardened(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         context.num_tickets = 0  # by TLS 1.3: tickets would cost each connection half a KiB and a write
-        context.options |= ssl.OP_NO_TICKET  # by TLS 1.2: they would let in for two hours who showed a certificate once
+        context.options |= ssl.OP_NO_TICKET  # by TLS 1.2: one certificate, shown once, would let in for two hours
         _load_certificate(context, self._files)
         if self._client_certificates != "none":
             _load_ca(context, self._files.ca)
@@ -276,7 +276,7 @@ class ClientTls:
             return TlsStream(net.adopt(connected), session)
 
     def connected_socket(self, address: tuple[str, int], host: str, timeout: float) -> ssl.SSLSocket:
-        """A connected socket, for a library that wants one; ``host`` is whose certificate has to be shown.
+        """A connected socket, for a library that wants one; ``host`` is whose certificate must be shown.
 
         Args:
             timeout: in seconds.
@@ -388,7 +388,7 @@ def _load_ca(context: ssl.SSLContext, path: str) -> None:
 
 
 class TlsStream:
-    """An encrypted TCP stream behind its handshake; port ``Stream``, and as ``TcpStream`` otherwise.
+    """An encrypted TCP stream after its handshake; port ``Stream``, and as ``TcpStream`` otherwise.
 
     ``send`` counts plain bytes as taken when what they were encrypted to is taken: the caller gives the rest again.
     """

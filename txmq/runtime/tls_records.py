@@ -20,7 +20,7 @@ class RecordBounds:
         self._missing_bytes = 0  # of the body of an unfinished record
 
     def is_within(self, arrived: memoryview) -> bool:
-        """Whether a record is begun and not complete, behind these bytes from the network."""
+        """Whether a record is begun and not complete, after these bytes from the network."""
         at, size = self._missing_bytes, len(arrived)
         while at < size:
             end = at + _HEADER_SIZE_BYTES - len(self._header)

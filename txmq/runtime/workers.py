@@ -5,7 +5,7 @@ sleeps, a strand lets its loop go on.
 
 Invariants:
     * one piece of work at a time, each in a copy of its caller's context;
-    * a caller that gives up its wait (cancelled, Ctrl-C) leaves the work running: what is handed over next comes behind
+    * a caller that gives up its wait (cancelled, Ctrl-C) leaves the work running: what is handed over next comes after
       it.
 """
 
@@ -93,7 +93,7 @@ class Worker:
         return cast("T", job.result)
 
     def post(self, work: Callable[[], None]) -> None:
-        """Have ``work`` run behind what was handed over before; what it raises is lost."""
+        """Have ``work`` run after what was handed over before; what it raises is lost."""
         self._hand_over(work)
 
     def _hand_over(self, work: Callable[[], Any]) -> _Job:
@@ -104,7 +104,7 @@ class Worker:
         return job
 
     def end(self) -> None:
-        """End the thread behind what was handed over before."""
+        """End the thread after what was handed over before."""
         self._jobs.put(None)
 
 

@@ -7,12 +7,12 @@ not ten thousand users; and a change whose answer was lost is read there, not gu
 
 A home that brings users (a broker that was alone) may bring more than fits into one request. It takes the version's
 node first, in the transaction that founds the cluster: until it has published all, there is nothing to be read here,
-and no other home serves anybody who is to be refused.
+and no other home serves a user who must be refused.
 
 With the first user the cluster's node gets another format, which brokers read when they start: those of a txmq that
 knows no users would serve everybody, and do not join. While one of them leads a home, there is no first user.
 
-Users are in nodes that are closed to others (access list of the credentials), or nowhere: who may write them may do
+Users are in nodes that are closed to others (access list of the credentials), or nowhere: whoever may write them may do
 everything.
 """
 
@@ -237,7 +237,7 @@ class AccessNodes(Nodes):
 
 
 def _touched_since(head: AccessHead, version: int) -> list[str] | None:
-    """The keys that changed behind a version; None: it is not known any more."""
+    """The keys that changed after a version; None: it is not known any more."""
     behind = [one for one in head.newest if one.version > version]
     if version > head.version or len(behind) != head.version - version:
         return None

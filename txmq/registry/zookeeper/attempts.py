@@ -36,7 +36,7 @@ class Attempts:
         self._session, self._path = session, cluster_path
 
     def run(self, attempt: Callable[[], _T]) -> _T:
-        """The result of the first attempt that comes to one.
+        """The result of the first attempt that has one.
 
         Raises:
             RegistryAwayError: the connection is lost, or was lost again and again.

@@ -74,13 +74,13 @@ _LOSSES: Final = (
     of_kazoo.ConnectionLoss, of_kazoo.SessionExpiredError, of_kazoo.SessionMovedError, of_kazoo.OperationTimeoutError,
     KazooTimeoutError,
 )  # fmt: skip
-_BYSTANDERS: Final = (of_kazoo.RolledBackError, of_kazoo.RuntimeInconsistency)  # operations beside the one that failed
+_BYSTANDERS: Final = (of_kazoo.RolledBackError, of_kazoo.RuntimeInconsistency)  # operations besides the failed one
 _TRIES_IN_A_SESSION: Final = 3  # connections that each server may leave unanswered before the session expires
 _PIPELINED_MAX: Final = 500  # calls of ``get_many`` under way at once
 
 
 class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's connections as all others of txmq: kazoo's own trust every CA of the system beside the one that was
+    """kazoo's connections as all others of txmq: kazoo's own trust every CA of the system besides the one that was
     given, and take a common name for the host's.
     """
 

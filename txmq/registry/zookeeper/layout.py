@@ -20,7 +20,7 @@
 ```
 
 A home is 16 hexadecimal digits. The leader's node is the only one that is ephemeral, and a process has one: the end of
-a session is one transaction over its nodes, and a server does not start behind one that is larger than it reads
+a session is one transaction over its nodes, and a server does not start after one that is larger than it reads
 (ZOOKEEPER-4306). With credentials all nodes are closed to others, but those that say where homes are led: a
 client finds its brokers there, and cannot write users.
 

@@ -1,4 +1,4 @@
-"""What the parts of the registry share: the session, the paths, the tries, and who is told of changes."""
+"""What the parts of the registry share: the session, the paths, the tries, and the listeners."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Nodes:
 
 
 class Listeners:
-    """Who is told when one of some nodes changes; each node is watched once, however often it is read."""
+    """Those that are told when one of some nodes changes; each node is watched once, however often it is read."""
 
     def __init__(self) -> None:
         self._lock = Lock()

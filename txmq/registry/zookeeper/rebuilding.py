@@ -31,7 +31,7 @@ class Rebuilding(RetiredNodes, AccessNodes):
 
         Raises:
             ForeignClusterError: another cluster is there.
-            HomeInUseError: a home is led: its broker is to be stopped.
+            HomeInUseError: a home is led: its broker must be stopped.
             HomeSupersededError: a home was led since its facts were made.
             RegistryError: topics contradict what is there; or users, where everybody could write them.
         """

@@ -9,7 +9,7 @@ One script of operations on both has the same results (tests/services/registry).
 
 Invariants:
     * a call returns, or raises, within the call timeout;
-    * behind ``NotConnectedError`` nothing was sent; behind ``ConnectionLossError`` it is not known whether the call was
+    * after ``NotConnectedError`` nothing was sent; after ``ConnectionLossError`` it is not known whether the call was
       carried out;
     * the calls of one session are carried out in their order. After a ``ConnectionLossError``, ``sync`` and then a read
       tell what became of the call: an ensemble carries out nothing late that came through a former connection;
@@ -70,7 +70,7 @@ Watch = Callable[[WatchEvent], None]
 
 
 class Create(NamedTuple):
-    """Make a node; one of a sequence gets a number of ten digits behind its name.
+    """Make a node; one of a sequence gets a number of ten digits after its name.
 
     ``is_public``: every client of the ensemble may read it, also where the session's credentials close what is made.
     """
@@ -113,7 +113,7 @@ class ZooKeeperError(TxmqError):
 
 
 class NoNodeError(ZooKeeperError):
-    """There is no node of that path, or no parent of a node to be made."""
+    """There is no node of that path, or no parent of a new node."""
 
 
 class NodeExistsError(ZooKeeperError):
@@ -125,7 +125,7 @@ class BadVersionError(ZooKeeperError):
 
 
 class NotEmptyError(ZooKeeperError):
-    """The node to be removed has children."""
+    """The node that should be removed has children."""
 
 
 class EphemeralParentError(ZooKeeperError):
@@ -214,7 +214,7 @@ class Session(Protocol):
         """
 
     def sync(self, path: str) -> None:
-        """Have reads behind this call see every change that was made before it."""
+        """Have reads after this call see every change that was made before it."""
 
     @property
     def has_credentials(self) -> bool:

@@ -186,7 +186,7 @@ class TopicNodes(Nodes):
         return self._attempts.run(attempt)
 
     def _of_one_moment(self, version: bytes, read: Callable[[], _T]) -> _T:
-        """What ``read`` comes to. A refusal counts only if the map did not change behind what led to it."""
+        """What ``read`` returns. A refusal counts only if the map did not change after it was read."""
         try:
             return read()
         except (RegistryError, BrokerError):
@@ -299,9 +299,9 @@ class TopicNodes(Nodes):
         self._attempts.run(lambda: self._release(self._paths.anchor(kind, name), home))
 
     def _release(self, path: str, home: int) -> None:
-        """Delete it only as it was read: behind an answer that was lost, the name may be another home's.
+        """Delete it only as it was read: after an answer that was lost, the name may be another home's.
 
-        A release that arrives behind the death of its process must not delete the anchor of the next one. The node's
+        A release that arrives after the death of its process must not delete the anchor of the next one. The node's
         version is no fence: made anew, it begins at 0 again. Each process that leads the home changes its state.
         """
         state = self._paths.state(home)
@@ -312,7 +312,7 @@ class TopicNodes(Nodes):
 
 
 def _touched_since(head: MapHead, version: int) -> list[str] | None:
-    """The topics that changed behind a version; None: it is not known any more."""
+    """The topics that changed after a version; None: it is not known any more."""
     behind = [change for change in head.newest if change[0] > version]
     if version > head.version or len(behind) != head.version - version:
         return None
