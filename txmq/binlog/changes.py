@@ -175,7 +175,7 @@ class Ddl:
         kind: what it does.
         statement: its text.
         database: the database it was run in: unqualified names are of it.
-        emptied: tables that have no row behind it: they were made, emptied or dropped.
+        emptied: tables that have no row after it: they were made, emptied or dropped.
         moved: old and new name of each table that was renamed, one after another.
         concerned: tables that were altered, or may have been.
         read: tables of which it has read the form only: CREATE TABLE ... LIKE.
@@ -258,7 +258,7 @@ class TransactionPart:
         ddl: the statement, if it is one.
         xa: set if the changes are prepared only, or end what was prepared.
         file: the binlog file.
-        offset: byte behind the part's last event.
+        offset: byte after the part's last event.
     """
 
     gtid: str

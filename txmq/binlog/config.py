@@ -33,7 +33,7 @@ from txmq.setting import names as words
 PAGE = "docs/configuration-binlog.md"
 POSITIONS = ".positions"  # topics whose names end so have positions
 KEY_LENGTH_MIN = 16
-NAME_LENGTH_MAX = 64  # it stands in front of the database's and the table's name
+NAME_LENGTH_MAX = 64  # it precedes the database's and the table's name
 SNAPSHOT_MODES = ("initial", "never", "only")
 _NAME = r"(`(?:[^`]|``)+`|[^.\s`]+)"
 _TABLE = re.compile(rf"{_NAME}\.{_NAME}\Z")

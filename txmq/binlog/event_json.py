@@ -160,7 +160,7 @@ class EventEncoder:
         return self._other(part, op, table, fields, now_ms)
 
     def marker(self, part: TransactionPart, op: str, table: TableName, rows: int | None, now_ms: int) -> EventMessage:
-        """The marker of a transaction of several parts: ``begin`` before its first change, ``end`` behind its last.
+        """The marker of a transaction of several parts: ``begin`` before its first change, ``end`` after its last.
 
         Args:
             rows: how many changes it has, at the end.

@@ -170,7 +170,7 @@ class Position:
         gtids: the set's text.
         rows: changes of the next transaction; above 0 only between the parts of a large one.
         file: the binlog file of the server that was read, for people.
-        offset: byte behind the last published event in ``file``, for people.
+        offset: byte after the last published event in ``file``, for people.
         server: which server was read (MySQL's uuid, MariaDB's fingerprint).
         partial: id of the transaction that ``rows`` counts; empty if ``rows`` is 0.
     """

@@ -1,14 +1,14 @@
 """The reader: from a source to a publisher, until it is stopped.
 
 Theory of operation. The publisher is opened first: it waits until this is the one reader, and knows what is published.
-The source is opened at that position. A source whose connection ends is opened anew behind the last part that the
+The source is opened at that position. A source whose connection ends is opened anew after the last part that the
 publisher has taken, with longer and longer pauses. ``stop`` ends the loop. The publisher then publishes what it has
 taken, and its position is the one at which the next reader begins.
 
 While a snapshot is unfinished, the source is read up to the position of its view. Then the view's rows are published,
 and the source is opened again.
 
-Every other error of source or publisher stops the reader, and is raised: nothing behind it was published.
+Every other error of source or publisher stops the reader, and is raised: nothing after it was published.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from txmq.runtime.threads import Signal, until_terminated
 
 PAUSE_S = Backoff(0.1, 5.0)
 PREPARED_S = 0.5  # between two looks whether prepared XA transactions have ended
-LISTED_S = 0.1  # a prepare is in the binlog before it is on disk, and listed behind that
-READ_S = 0.2  # the longest wait for a part before the reader looks whether it is to end
+LISTED_S = 0.1  # a prepare is in the binlog before it is on disk, and listed after that
+READ_S = 0.2  # the longest wait for a part before the reader looks whether it must end
 
 
 class Source(Protocol):
-    """The transactions of a database behind a position. Used by one thread."""
+    """The transactions of a database after a position. Used by one thread."""
 
     def current_position(self) -> Position:
         """Where the binlog ends now."""
@@ -58,7 +58,7 @@ class Source(Protocol):
         """Where the oldest binlog begins that the server has."""
 
     def open(self, position: Position) -> None:
-        """Check the server, and read on behind a position.
+        """Check the server, and read on after a position.
 
         Raises:
             SourceAwayError: there is no connection.
@@ -99,11 +99,11 @@ class Publisher(Protocol):
 
     @property
     def position(self) -> Position:
-        """Behind the last part that was taken."""
+        """After the last part that was taken."""
 
     @property
     def snapshot(self) -> SnapshotState | None:
-        """What a snapshot has still to read behind what was taken."""
+        """What a snapshot has still to read after what was taken."""
 
     def close(self) -> Published | None:
         """Publish what was taken, if the broker is there, and end; what is published then."""

@@ -36,7 +36,7 @@ class ServerEnd:
     """Where the server's binlog ends.
 
     Args:
-        position: behind its last transaction.
+        position: after its last transaction.
         bytes_behind: from the reader's file and offset on; None if that file is gone.
     """
 
@@ -133,7 +133,7 @@ def _spooled(settings: BinlogSettings) -> Published | None:
     try:
         with WriteAheadSpool(settings.spool, read_only=True) as spool:
             noted = next(spool.notes(PUBLISHED), None)
-            # Behind the position: if nothing is left, all that it covers was sent.
+            # Read after the position: if nothing is left, all that it covers was sent.
             place, rows = spool.place, spool.summary()
     except StorageError:
         return None

@@ -16,7 +16,7 @@ Invariants:
 * a ``.redo`` name belongs to a file whose header and size were forced before, and whose predecessor was forced to its
   end: a header that fails its check is damage, no crash makes it;
 * a full disk (ENOSPC, EDQUOT) before the rename leaves the journal as it was and raises ``JournalFullError``;
-* want of descriptors (EMFILE, ENFILE) raises OSError, and the same call may be repeated, wherever it had come to;
+* want of descriptors (EMFILE, ENFILE) raises OSError, and the same call may be repeated, wherever it stopped;
 * spares and ballast hold no data; any of them may vanish in a crash.
 
 Thread safety: ``make_spare`` and ``keep_ballast`` may run concurrently with everything else; the table of spares is
@@ -159,7 +159,7 @@ class JournalFiles:
         """Make a file of full size, written with zeros (or only reserved) and forced.
 
         Raises:
-            JournalFullError: there is no room; nothing is left behind.
+            JournalFullError: there is no room; nothing is left of it.
         """
         path = self._next_spare_path()
         self._make(path, self.settings.file_size_bytes, is_written=is_written)

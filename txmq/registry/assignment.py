@@ -1,8 +1,8 @@
 """Assignment of a group's partitions to its members: pure functions, used by the broker's coordinator and by
 ZooKeeper clients.
 
-A strategy gets the members with the topics they want, the partitions there are, and who has them now; it answers one
-owner a partition. Its result depends on nothing else, so that every process that computes it from the same facts
+A strategy gets the members with the topics they want, the partitions there are, and their current owners; it answers
+one owner a partition. Its result depends on nothing else, so that every process that computes it from the same facts
 reaches the same result.
 
 Invariants of every strategy:

@@ -72,7 +72,7 @@ class Applier:
             until_end: end when all is applied that the topics hold now.
 
         Raises:
-            BinlogError: what stopped it; nothing behind it was applied in that partition.
+            BinlogError: what stopped it; nothing after it was applied in that partition.
         """
         pause_s = PAUSE_S.first
         ends: dict[TopicPartition, int] | None = None

@@ -1,7 +1,7 @@
 """Statements of the source, run in the target: each once.
 
 Theory of operation. A statement such as ALTER TABLE ends the transaction that it stands in, so it cannot share one with
-the offsets. Before it is run a row says that it begins, and what the definitions of its tables are; behind it the row
+the offsets. Before it is run a row says that it begins, and what the definitions of its tables are; after it the row
 says that it is done, in one transaction with the offsets of all partitions that have it. If the process dies in
 between, the next one compares the definitions: if they are the same as before, the statement was not run, for the
 database runs each whole or not at all (a statement that changes no definition may run twice). A RENAME that swaps
@@ -88,10 +88,10 @@ class TargetStatements:
             raise as_binlog_error(error.__cause__ or error) from error
 
     def run_once(self, event: ChangeEvent, positions: Sequence[OffsetPosition]) -> None:
-        """Run a statement, unless it was, and save the offsets behind it.
+        """Run a statement, unless it was, and save the offsets after it.
 
         Args:
-            positions: behind the statement's message, of every partition that has it.
+            positions: after the statement's message, of every partition that has it.
 
         Raises:
             TargetError: the target refuses the statement, or it cannot be run there as it stands.

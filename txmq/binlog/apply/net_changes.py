@@ -58,7 +58,7 @@ class _Net:
 
 
 def statements(table: TargetTable, events: Sequence[RowEvent], *, overwrites: bool = False) -> Iterator[Statement]:
-    """The statements that bring a table from before the first event to behind the last one.
+    """The statements that bring a table from before the first event to after the last one.
 
     Args:
         overwrites: rows are deleted if they are there, and replace what has their keys.

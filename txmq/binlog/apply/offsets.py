@@ -23,7 +23,7 @@ class TargetOffsets:
     Args:
         store: in the target.
         on_load: called before the first message of a partition is delivered; the offset is None if none is saved.
-        on_going_back: called behind that, and before the first message, if the partition begins at a lower offset.
+        on_going_back: called after that, and before the first message, if the partition begins at a lower offset.
     """
 
     is_shared = True

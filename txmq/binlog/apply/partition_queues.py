@@ -7,15 +7,14 @@ queues that have the statement wait there, the thread that came last runs it, an
 
 Partitions have no order between them, but each message says its *epoch*, some hundred changes of the binlog's order
 (``publish.batching``). Of a topic only epochs are handed out that are whole: all of their messages are in the queues,
-in every partition, or applied. A partition has an epoch whole when it has a message of a later one; or when it has come
-to where it ended after the epoch was seen in any partition (``unasked``, ``seen``): an idle partition holds nobody up.
-So no partition passes another one by more than what is in memory, and all of it can be applied together.
-
+in every partition, or applied. A partition has an epoch whole when it has a message of a later one; or when it has
+reached where it ended after the epoch was seen in any partition (``unasked``, ``seen``): an idle partition holds nobody
+up. So no partition passes another one by more than what is in memory, and all of it can be applied together.
 If a batch fails, its queue goes on one message at a time, until the batch is passed. A message that is refused even so
-is handed out again together with the next one, then with four, eight, and so on, and by itself again: a change behind
+is handed out again together with the next one, then with four, eight, and so on, and by itself again: a change after
 it may take back what is in the way of another partition, which is further. If that does not help, all of the topic's
 whole epochs are handed out to one thread (``take_together``): values may have gone round between rows of several
-partitions, of which no one can go first. Behind them the partitions are where the source once was.
+partitions, of which no one can go first. After them the partitions are where the source once was.
 
 Invariants:
     * a queue hands out its messages in order, without a gap, each until it is done;
@@ -490,7 +489,7 @@ class PartitionQueues:
             return found
 
     def passed(self, queues: Iterable[PartitionQueue], statement: str) -> list[Message]:
-        """The statement was run: the queues go on behind it; returns its messages."""
+        """The statement was run: the queues go on after it; returns its messages."""
         with self._changed:
             messages = [message for queue in queues for message in self._drop(queue, (queue.next or 0) + 1)]
             for queue in queues:

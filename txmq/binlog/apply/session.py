@@ -277,7 +277,7 @@ class Session:
     def _write_together(self, target: Target, queue: PartitionQueue) -> bool:
         """Write all whole epochs of a queue's topic in one transaction; False if they do not fit, too.
 
-        Behind it the partitions are where the source was: no value is in two rows, in whatever order it went from row
+        After it the partitions are where the source was: no value is in two rows, in whatever order it went from row
         to row. All of these rows are deleted before any is inserted (``net_changes``).
         """
         together = self._queues.take_together(queue)

@@ -107,7 +107,7 @@ class TargetTable:
         return tuple([column.value(row[column.name]) for column in self._key_columns])
 
     def values_of(self, row: Row) -> tuple[Any, ...]:
-        """The values to be written, in the order of ``stored``."""
+        """The values to write, in the order of ``stored``."""
         return tuple([column.value(row[column.name]) for column in self.stored])
 
     def require_columns(self, row: Row) -> None:

@@ -47,7 +47,7 @@ class BatchingPublisher(ABC):
     """See the module's docstring. Used by one thread.
 
     Args:
-        is_stopped: the reader is to end: its thread waits for nothing then, and the second one not for long.
+        is_stopped: the reader must end: its thread waits for nothing then, and the second one not for long.
         unread: says which changes are passed over while a snapshot is unfinished.
     """
 
@@ -137,16 +137,16 @@ class BatchingPublisher(ABC):
 
     @property
     def position(self) -> Position:
-        """Behind the last part that was taken."""
+        """After the last part that was taken."""
         return self._open_gathering.position
 
     @property
     def snapshot(self) -> SnapshotState | None:
-        """What a snapshot has still to read behind what was taken."""
+        """What a snapshot has still to read after what was taken."""
         return self._open_gathering.snapshot
 
     def publish(self, part: TransactionPart) -> None:
-        """Take the next part; waits while as much as fits a transaction is to be published before it.
+        """Take the next part; waits while as much as fits a transaction must be published before it.
 
         Raises:
             BinlogError: it cannot be published; nothing of it is.
@@ -162,7 +162,7 @@ class BatchingPublisher(ABC):
 
         Args:
             schema: of their table; None if there are no rows.
-            behind: what the snapshot has still to read behind so many of them.
+            behind: what the snapshot has still to read after so many of them.
         """
         gathering = self._open_gathering
         if schema is None or not rows:

@@ -3,8 +3,8 @@
 Theory of operation. ``steps`` turns a part into steps: messages, and what is published with them. Nearly every part is
 one step. ``Batch`` takes whole steps until one more would be too many. What a batch publishes is said by its last step.
 
-A large transaction comes in several parts. Each topic that has a change of it gets a begin marker in front of the first
-one, and an end marker behind the last, in every partition. A statement (DDL) goes to every partition of its tables'
+A large transaction comes in several parts. Each topic that has a change of it gets a begin marker before the first
+one, and an end marker after the last, in every partition. A statement (DDL) goes to every partition of its tables'
 topics. The changes of a prepared XA transaction go to the parked topic, each with its destination in its headers. At XA
 COMMIT they are taken from there, and at XA ROLLBACK forgotten.
 
@@ -76,7 +76,7 @@ class Step(NamedTuple):
     Args:
         rows: how many changes, or rows of a snapshot.
         transactions: 1 if it ends one.
-        snapshot: what one has still to read behind it.
+        snapshot: what one has still to read after it.
     """
 
     messages: list[Outgoing]
@@ -175,7 +175,7 @@ class Gathering:
 
     @property
     def position(self) -> Position:
-        """Behind the last step."""
+        """After the last step."""
         return self._at if isinstance(self._at, Position) else self._at.after
 
     @property
@@ -214,7 +214,7 @@ class Gathering:
         """The steps of rows that a snapshot has read at this position.
 
         Args:
-            behind: what it has still to read behind so many of the rows.
+            behind: what it has still to read after so many of the rows.
         """
         place, position = self._topics.place(schema.table, self.position.gtids), self.position
         publish, messages, size, first = self._settings.publish, list[Outgoing](), 0, 0
@@ -324,7 +324,7 @@ class Gathering:
             self._add_to_all(messages, topic, self._events.statement(part, table, partitions, now_ms), now_ms)
 
     def _may_contradict(self, ddl: Ddl) -> bool:
-        """Whether consumers may know a table otherwise than it is behind a statement."""
+        """Whether consumers may know a table otherwise than it is after a statement."""
         if ddl.additive or ddl.kind in (DdlKind.TRUNCATE, DdlKind.OTHER):
             return False
         return ddl.kind is not DdlKind.CREATE or self._topics.any_exists(ddl.changed)  # OR REPLACE

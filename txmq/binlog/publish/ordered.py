@@ -1,19 +1,19 @@
 """The ordered publisher: changes go through the spool of an ordered producer, with their position.
 
 Theory of operation. A batch (``batching``), and what is then published, are one synced transaction of the spool on this
-machine (``write_ahead``). So a start goes on exactly behind what the spool has taken, and nothing is read again. The
+machine (``write_ahead``). So a start goes on exactly after what the spool has taken, and nothing is read again. The
 spool is sent by the producer: once, and in order in each partition, whatever is killed. The reader goes on while the
 broker is away, until the spool is full. Then it waits, as it does for the first change of a table whose topic is not
 known here.
 
-The changes of prepared XA transactions are notes in the spool. They are written with the position behind the prepare,
-and dropped with the position behind its end.
+The changes of prepared XA transactions are notes in the spool. They are written with the position after the prepare,
+and dropped with the position after its end.
 
-Who may send is a question of ``ownership``.
+Which reader may send is a question of ``ownership``.
 
 Invariants:
     * messages of a partition are appended, and sent, in the order of the binlog;
-    * a message that the broker refuses stops the reader, and those behind it in its partition wait.
+    * a message that the broker refuses stops the reader, and those after it in its partition wait.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class OrderedPublisher(BatchingPublisher):
         return self._meant[topic]
 
     def _parked_notes(self, batch: Batch, before: Published | None, published: Published) -> Iterator[Note]:
-        """The changes of transactions that are prepared behind the batch."""
+        """The changes of transactions that are prepared after the batch."""
         names = {parked_key(xid, rows.gtid): note_name(xid, rows.gtid) for xid, rows in published.parked.items()}
         known = {} if before is None else before.parked
         numbers = {parked_key(xid, rows.gtid): rows.rows for xid, rows in known.items()}

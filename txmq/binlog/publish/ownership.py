@@ -194,7 +194,7 @@ class Ownership:
         self._number += 1
         spool = None if is_released else self._spool_held()
         # "o": the run's changes have other numbers
-        sent = self._sent.newest()  # behind ``spool``: what is sent meanwhile changes that one
+        sent = self._sent.newest()  # read after ``spool``: what is sent meanwhile changes that one
         written = replace(published, id=f"{self._run}-o{self._number}", spool=spool, sent=sent)
         self._commits.commit(self._log, "" if self._newest is None else self._newest.id, written, ())
         self._newest = written

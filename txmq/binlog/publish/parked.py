@@ -20,7 +20,7 @@ class ParkedTopic:
     """The parked topic, in which only the reader writes.
 
     Args:
-        flush: publishes what is gathered: it may hold the changes that are to be read.
+        flush: publishes what is gathered: it may hold the changes that must be read.
     """
 
     def __init__(self, client: Client, topic: str, clock: Clock, flush: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class ParkedTopic:
 
 
 class ParkedNotes:
-    """The changes that an ordered reader keeps beside its spool.
+    """The changes that an ordered reader keeps as notes in its spool.
 
     Args:
         notes: gives those of a name.

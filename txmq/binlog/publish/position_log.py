@@ -5,7 +5,7 @@ offset is that of the newest message, always. The reader is the group's member t
 second one stands by, and takes over with a new generation. The broker refuses the former one's transaction then.
 
 A start creates the topic, writes the first message, and creates the parked topic, in this order. So a position topic
-that is missing or empty beside a parked topic was deleted, and is no first start.
+that is missing or empty while there is a parked topic was deleted, and is no first start.
 
 Invariants:
     * what the log says is what is published: after an end of a transaction that was not seen, it is read again;
@@ -75,7 +75,7 @@ class PositionLog:
 
     Args:
         settings: name and group.
-        is_stopped: the reader is to end; waits end with it.
+        is_stopped: the reader must end; waits end with it.
 
     Raises:
         BinlogError: the topic was deleted.

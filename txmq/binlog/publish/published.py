@@ -1,7 +1,7 @@
 """What is published, as a position message says it: read at a start, and by ``txmq binlog status``.
 
 ``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
-``"snapshot": {}`` while one is unfinished, ``"ended": []`` behind XA COMMITs, ``"spool": {}`` if changes may be in a
+``"snapshot": {}`` while one is unfinished, ``"ended": []`` after XA COMMITs, ``"spool": {}`` if changes may be in a
 spool, and nowhere else (``ordered``), and ``"placing"`` unless it was written by an older version.
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first

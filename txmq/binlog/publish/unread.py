@@ -67,7 +67,7 @@ class SnapshotState:
         return self.rows > 0 or self.again
 
     def behind(self, ddl: Ddl) -> SnapshotState:
-        """The state behind a statement."""
+        """The state after a statement."""
         left = tuple(name for table in self.left if (name := _name_behind(table, ddl)) is not None)
         current = self.current
         name = None if current is None else _name_behind(current.table, ddl)

@@ -18,7 +18,7 @@ class BrokerWait:
     """Asks again, with longer and longer pauses, until the broker answers. Thread safety: any thread.
 
     Args:
-        is_stopped: the reader is to end: the last error is raised.
+        is_stopped: the reader must end: the last error is raised.
     """
 
     def __init__(self, clock: Clock, is_stopped: Callable[[], bool]) -> None:

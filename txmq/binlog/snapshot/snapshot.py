@@ -1,4 +1,4 @@
-"""Takes a snapshot beside the stream: begins it, says up to where the stream is read, and publishes chunks.
+"""Takes a snapshot alongside the stream: begins it, says up to where the stream is read, and publishes chunks.
 
 Theory of operation. It begins at a position, when each XA transaction has ended that was prepared there: the first view
 shows their rows, and the stream knows those of each that is prepared later. Then views follow one another. The reader
@@ -46,11 +46,11 @@ class Rows(Protocol):
 
     @property
     def position(self) -> Position:
-        """Behind the last part that was taken."""
+        """After the last part that was taken."""
 
     @property
     def snapshot(self) -> SnapshotState | None:
-        """What is still to be read."""
+        """What must still be read."""
 
     def publish_read(
         self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
@@ -64,7 +64,7 @@ class Snapshot:
     Args:
         options: which server, and which tables are captured.
         named: whether ``mode`` names a table.
-        is_stopped: the reader is to end.
+        is_stopped: the reader must end.
         bar: shows how far it is; without one, log lines do.
     """
 
@@ -81,7 +81,7 @@ class Snapshot:
         self._progress = SnapshotProgress(clock, bar)
 
     def is_over(self, publisher: Rows) -> bool:
-        """Whether the reader is to end with the snapshot, which is complete."""
+        """Whether the reader must end with the snapshot, which is complete."""
         return self._settings.mode == "only" and publisher.snapshot is None
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Snapshot:
         raise SourceAwayError(f"the database is at {view.position.gtids}, and {position.gtids} is published")
 
     def compare(self, progress: TableProgress, keys: Sequence[Key]) -> list[bool]:
-        """Whether each key is not behind ``progress.after``, by the database (``unread.Compare``).
+        """Whether each key is not after ``progress.after``, by the database (``unread.Compare``).
 
         Raises:
             SourceAwayError: the connection ended.

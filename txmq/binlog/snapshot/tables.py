@@ -100,7 +100,7 @@ class SnapshotTable:
         return tuple(values)
 
     def select(self, limit: int, after: Sequence[Value]) -> tuple[str, list[Value]]:
-        """The SQL of the chunk behind a key, and its parameters."""
+        """The SQL of the chunk after a key, and its parameters."""
         table = f"{_quoted(self.schema.table.database)}.{_quoted(self.schema.table.name)}"
         sql = f"SELECT {', '.join(self.selected)} FROM {table}"  # noqa: S608 - names are quoted
         if not self.key:

@@ -102,7 +102,7 @@ class View:
         return self._described[table]
 
     def chunk(self, table: SnapshotTable, limit: int, after: Sequence[Value]) -> Sequence[Row]:
-        """The rows behind a key.
+        """The rows after a key.
 
         Raises:
             ViewEndedError: it was altered since.

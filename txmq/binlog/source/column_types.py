@@ -1,6 +1,6 @@
 """Types of columns: how a value stands in a row of the binlog, and the form in which it travels.
 
-A reader takes bytes and a place and returns the value and the place behind it. There is one for each column of a table,
+A reader takes bytes and a place and returns the value and the place after it. There is one for each column of a table,
 made when its table map is read, so that a row is a loop over readers.
 
 What the binlog leaves out is put back: the zero bytes at the end of BINARY, UUID and INET6. What it cannot tell
@@ -42,7 +42,7 @@ _FIXED: Final[dict[int, tuple[str, str, str]]] = {  # name, then struct of signe
 }
 _TEXTS: Final = {1: "tinytext", 2: "text", 3: "mediumtext", 4: "longtext"}
 _BLOBS: Final = {1: "tinyblob", 2: "blob", 3: "mediumblob", 4: "longblob"}
-_MAPPED: Final = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6, shown with points; so is one behind 96 zero bits
+_MAPPED: Final = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6, shown with points; so is one after 96 zero bits
 
 
 def _inet6(raw: bytes) -> str:
@@ -198,7 +198,7 @@ def _json(column: MapColumn) -> Described:
 
 
 def _prefixed(size: int, convert: Callable[[bytes], str | bytes] | None) -> Reader:
-    """A reader of bytes behind their length, which has ``size`` bytes."""
+    """A reader of bytes after their length, which has ``size`` bytes."""
 
     def read(data: bytes, at: int) -> tuple[Value, int]:
         start = at + size

@@ -2,7 +2,7 @@
 would, and from the position that it was made with.
 
 mysql-replication carries on the dialogue that makes a replica of us (capabilities, heartbeats, registration, the dump
-command with GTIDs of either kind); the packets behind it are read here.
+command with GTIDs of either kind); the packets after it are read here.
 """
 
 from __future__ import annotations

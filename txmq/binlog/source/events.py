@@ -1,6 +1,6 @@
 """Events of the binlog, but for rows and table maps: header, checksum, and what each kind carries.
 
-    timestamp 4 | type 1 | server id 4 | size 4 | position behind 4 | flags 2 | body | CRC32 4, if the file has them
+    timestamp 4 | type 1 | server id 4 | size 4 | position after 4 | flags 2 | body | CRC32 4, if the file has them
 
 Sources: MariaDB, "Replication Protocol: Event Types"; MariaDB server 10.11, ``sql/log_event.h``; MySQL 8.0,
 "Binlog Event".
@@ -87,7 +87,7 @@ class MariadbGtid(NamedTuple):
 
 
 def mariadb_gtid(body: bytes) -> MariadbGtid:
-    """Read it from behind the event's header, without checksum."""
+    """Read it from the bytes after the event's header, without checksum."""
     sequence, domain, flags = _MARIADB_GTID.unpack_from(body)
     at, xid = 13 + 8 * bool(flags & _GROUP_COMMIT_ID), None
     if flags & (_PREPARED_XA | _COMPLETED_XA):
@@ -115,7 +115,7 @@ class Query:
 
 
 def query(body: bytes, *, compressed: bool) -> Query:
-    """Read a query event from behind its header, without checksum."""
+    """Read a query event from the bytes after its header, without checksum."""
     _thread, _seconds, database_size, _error, status_size = _QUERY.unpack_from(body)
     behind = _QUERY.size + status_size
     database = body[behind : behind + database_size].decode()

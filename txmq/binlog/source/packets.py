@@ -2,7 +2,7 @@
 
     length 3 | number 1 | bytes        a packet of 16 MiB - 1 bytes goes on in the next one
 
-A packet holds an event behind a zero byte, or an error (255), or the end of the stream (254). Source: MySQL 8.0,
+A packet holds an event after a zero byte, or an error (255), or the end of the stream (254). Source: MySQL 8.0,
 "Protocol: MySQL Packets", "Protocol: COM_BINLOG_DUMP".
 """
 

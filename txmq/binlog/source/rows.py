@@ -250,7 +250,7 @@ def nameless_binaries(table_map: TableMap, described: TableDescription) -> list[
 
 
 def _is_hidden(column: Column, described: TableDescription) -> bool:
-    """Whether it is MariaDB's own, of a long unique key (``DB_ROW_HASH_1``): these stand behind all columns."""
+    """Whether it is MariaDB's own, of a long unique key (``DB_ROW_HASH_1``): these stand after all columns."""
     return _HIDDEN.fullmatch(column.name) is not None and column.name not in described.columns
 
 

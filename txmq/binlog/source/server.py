@@ -1,4 +1,4 @@
-"""The database behind the binlog, asked by SQL: what it is, whether its binlog can be read, what its tables are now.
+"""The database of the binlog, asked by SQL: what it is, whether its binlog can be read, what its tables are now.
 
 Each question has a connection of its own: they are rare, and none is left to time out.
 
@@ -177,14 +177,14 @@ class Server:
             raise SourceError(f"{variable} is {found[:200]}, and GTIDs with tags are not supported: {error}") from error
 
     def bytes_behind(self, position: Position) -> int | None:
-        """Bytes of the binlog behind a position's file and offset; None if that file is gone, or another server's."""
+        """Bytes of the binlog after a position's file and offset; None if that file is gone, or another server's."""
         sizes = self._files()
         if position.file not in sizes or position.server != self.origin.server:
             return None
         return sum(size for file, size in sizes.items() if file >= position.file) - position.offset
 
     def check_position(self, position: Position) -> None:
-        """Whether this server has the history up to ``position``, and all behind it."""
+        """Refuse a server that lacks the history up to ``position``, or anything after it."""
         if position.flavor != self.origin.flavor:
             raise SourceError(f"the position is one of {position.flavor}, the server is of {self.origin.flavor}")
         gtids = position.gtid_set
@@ -304,7 +304,7 @@ class Server:
         )
 
     def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
-        """Types of columns that were renamed, or their table, behind a place in the binlog.
+        """Types of columns that were renamed, or their table, after a place in the binlog.
 
         Of a table that was dropped it is what it had when it was last described; nothing if it never was.
         """
@@ -315,7 +315,7 @@ class Server:
         return {name: types[now] for name, now in found.columns.items() if now in types}
 
     def _statements(self, file: str, offset: int) -> Iterator[tuple[str, str]]:
-        """The statements behind a place in the binlog, each with its database."""
+        """The statements after a place in the binlog, each with its database."""
         for name in self._files():
             if name < file:
                 continue

@@ -36,7 +36,7 @@ class BinlogSource:
 
     @property
     def offset(self) -> int:
-        """The byte behind the last event that was read."""
+        """The byte after the last event that was read."""
         return 0 if self._reader is None else self._reader.offset
 
     def current_position(self) -> Position:
@@ -73,7 +73,7 @@ class BinlogSource:
         return self._server.prepared()
 
     def bytes_behind(self, position: Position) -> int | None:
-        """Bytes of the binlog behind a position; None if they cannot be counted. Raises as ``current_position``."""
+        """Bytes of the binlog after a position; None if they cannot be counted. Raises as ``current_position``."""
         return self._server.bytes_behind(position)
 
     def open(self, position: Position) -> None:

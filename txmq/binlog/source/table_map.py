@@ -72,7 +72,7 @@ class TableMap:
 
 
 def parse_table_map(body: bytes, flavor: Flavor, charset_of: CharsetOf) -> TableMap:
-    """Read a table map from behind its table id and flags, without checksum.
+    """Read a table map from the bytes after its table id and flags, without checksum.
 
     Raises:
         SourceError: the names of the columns are absent, or the bytes are no table map.

@@ -155,7 +155,7 @@ class TransactionReader:
         if kind == BINLOG.ROTATE_EVENT:
             self._rotate(event)
             return
-        # A file's description always ends with a sum. MariaDB 11.8 leaves a wrong one if events are to have none.
+        # A file's description always ends with a sum. MariaDB 11.8 leaves a wrong one if events should have none.
         if has_checksums(event) if kind == BINLOG.FORMAT_DESCRIPTION_EVENT else self._checksums:
             if not is_checked(event):
                 raise SourceError(f"{self.file}: the event that ends at {position} is damaged (CRC32)")

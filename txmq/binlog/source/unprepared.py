@@ -2,9 +2,9 @@
 
 Theory of operation. The rows of an XA transaction stand in the binlog at its prepare. A reader that begins between
 prepare and XA COMMIT would have to publish rows that it has not read. So the binlog is read from a first position on. A
-transaction that ends without having been prepared behind that position was prepared at every position before its end.
+transaction that ends without having been prepared after that position was prepared at every position before its end.
 The first position holds if there is none, and none is listed (XA RECOVER) that was prepared before. Else it is the
-first one behind the last of them at which all that was prepared has ended.
+first one after the last of them at which all that was prepared has ended.
 
 Invariant: the server writes prepare and end into its binlog before it lists what they say. So whoever lists first, and
 then reads to the binlog's end, has the prepare of everything that is listed, and the end of everything that is not.
