@@ -72,12 +72,12 @@ class Surroundings:
     """The partners that lie around the window, asked for only when something has no partner.
 
     Attributes:
-        ranges: the offsets that were to be read, by partition.
+        ranges: the offsets that should have been read, by partition.
         older_rows: of the identities (one column ``id``) those that have a row outside of what was read; None: there
             is no outside.
         later_messages: messages that came after the window was read; None: there are none.
         came_since: the ids (``txid``) of messages that came after the window and the other topics were read, asked
-            behind ``in_doubt``: of a transaction over several homes one part is visible before another; None: none.
+            after ``in_doubt``: of a transaction over several homes one part is visible before another; None: none.
         in_doubt: what the broker lists as in doubt; None: it cannot be asked.
         together: the messages of the other topics, by name, over the same window with its margins.
         unmade: checks that cannot be made, and why; what the spec leaves out is added.
@@ -332,7 +332,7 @@ class _Findings:
         return [self.pairs.sparkSession.createDataFrame(lines, audit_findings.SCHEMA)]
 
     def _is_inside(self, hole: Hole) -> bool:
-        """Whether it lies behind the offsets that were audited before."""
+        """Whether it lies after the offsets that were audited before."""
         return self.window.offsets is None or hole.last >= self.window.offsets.get(hole.partition, 0)
 
     def _frame_of(self, doubts: Sequence[InDoubt]) -> DataFrame:

@@ -5,8 +5,8 @@ everything up to what the reader has published: its newest position is taken fir
 of a change between the two is held against the change of its GTID, number and operation; all others are partners of
 nothing, and never a finding. The audit itself is that of rows and messages (``audit``): a row is a row change.
 
-The window begins behind the first snapshot, which passes changes over, behind what retention has removed from the
-topic, and behind what the server has purged. Changes of an XA transaction count if XA COMMIT lies in the window, with
+The window begins after the first snapshot, which passes changes over, after what retention has removed from the
+topic, and after what the server has purged. Changes of an XA transaction count if XA COMMIT lies in the window, with
 their prepare.
 
 Invariant: nothing that the reader has written is believed but its positions, and of those only how far it is.
@@ -88,7 +88,7 @@ def sent(client: Client, settings: BinlogSettings, clock: Clock, wait_ms: int) -
 
 
 def wait_for_pending(read: TopicAudit, wait_ms: int) -> None:
-    """Wait until what is in doubt now has its outcome: messages that stand beside a position at another home may not
+    """Wait until what is in doubt now has its outcome: messages that belong to a position at another home may not
     be visible yet. What is in doubt for longer is found by the audit.
     """
     clock, left = read.clock, {doubt.txid for doubt in read.pending()}
@@ -188,7 +188,7 @@ class BinlogAudit(SyncAudit):
         elif removed:
             self.say("retention has removed messages of the topic: the audit begins behind them")
             positions = self.settings.position_topic
-            # The first message that is left stands in the transaction of this position, or of the one behind it.
+            # The first message that is left stands in the transaction of this position, or of the one after it.
             first = self.client.offset_for(positions, 0, max(removed)) + 1
             found.append(self._position(min(first, self.client.offsets(positions, 0).end - 1)) or self._newest())
         joined = found[0].gtid_set

@@ -1,7 +1,7 @@
 """The row changes of a binlog as Spark reads them: one line for each message that the reader makes of them.
 
 Theory of operation. A stretch of the binlog lies between two sets of GTIDs, about one for each file. An executor reads
-one as a replica of its own, with the reader's decoder and encoder, and without anything behind them: no publisher, no
+one as a replica of its own, with the reader's decoder and encoder, and without what follows them: no publisher, no
 broker. A prepared XA transaction's changes have its ``xid``, and so has the line that ends it (``XA_COMMIT``).
 
 Columns: ``gtid``, ``op``, ``xid``, ``place`` (file and byte, in the order of the binlog), ``key`` and ``event`` (of the

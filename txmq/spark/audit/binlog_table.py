@@ -2,7 +2,7 @@
 
 Theory of operation. The reader's newest position is taken, then the rows are read in one consistent read, then the
 reader is waited for until it has published what the binlog held by then, then the log is read. A key that has an event
-behind the first position is on its way, and not judged. For every other key the row is the last event's, or there is
+after the first position is on its way, and not judged. For every other key the row is the last event's, or there is
 neither. If the table was altered since, the columns are compared that the row and the event both have: ALTER makes no
 events of the rows that it fills or converts.
 

@@ -54,7 +54,7 @@ def over_time(
     Args:
         times_ms: where each bucket begins.
         step_ms: how long one is.
-        unit: behind the figures of the axis.
+        unit: after the figures of the axis.
     """
     x = axis.x
 
@@ -104,7 +104,7 @@ def along_the_log(spans: Mapping[int, tuple[int, int]], marks: Mapping[int, Sequ
 
 
 def _steps(line: Series, edges: Sequence[tuple[float, float]], y: Scale) -> str:
-    """A step for each bucket; one that follows at once is joined, one behind a hole begins anew."""
+    """A step for each bucket; one that follows at once is joined, one after a hole begins anew."""
     pieces: list[list[tuple[float, float, float]]] = []
     for (left, right), value in zip(edges, line.values, strict=True):
         if value is None:

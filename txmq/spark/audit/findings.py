@@ -92,7 +92,7 @@ def differing(pairs: DataFrame, spec: AuditSpec) -> DataFrame:
 
 
 def disordered(pairs: DataFrame, spec: AuditSpec) -> DataFrame:
-    """Messages that stand behind one of their key with a higher order value, or in another partition than it."""
+    """Messages that follow one of their key with a higher order value, or in another partition than it."""
     known = pairs.filter("m_offset is not null and r_order is not null and m_key is not null")
     before = Over.partitionBy("m_key").orderBy("m_partition", "m_offset")
     for name in ("m_partition", "m_offset", "r_order"):

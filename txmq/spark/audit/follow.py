@@ -1,7 +1,7 @@
 """An audit that goes on: one window after the other, none left out and none twice, through restarts.
 
 Theory of operation. Each round audits the rows committed since the last round's end, up to the margin before now, and
-the messages behind the offsets where the last round ended. Partners are looked for a margin further back. So a row
+the messages after the offsets where the last round ended. Partners are looked for a margin further back. So a row
 without message is found one margin and one round after its commit; a message without row in the round after it
 appeared.
 
@@ -16,7 +16,7 @@ findings again; none is lost.
 Invariants:
     * rows lie in exactly one round by their time, and in one second look; messages in one round by their offset;
     * what the broker holds back (transactions in doubt) is told once;
-    * offsets count in the logs that are named beside them: in a copy that was put back they are of other messages.
+    * offsets count in the logs that are named with them: in a copy that was put back they are of other messages.
 """
 
 from __future__ import annotations

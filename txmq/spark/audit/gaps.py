@@ -1,8 +1,8 @@
 """Holes in what was read: offsets of a partition that cannot be read, though the log says that they exist.
 
 Theory of operation. Offsets have no holes (P2 of docs/promises.md), so a run of 65,536 offsets is whole when count,
-first and last fit and the offsets add up. Spark counts the runs; the driver compares them with the ranges that were to
-be read. Only runs that do not add up are looked at offset by offset.
+first and last fit and the offsets add up. Spark counts the runs; the driver compares them with the ranges that should
+have been read. Only runs that do not add up are looked at offset by offset.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from txmq.spark.audit.findings import BUCKET_BITS
 
 HOLES_MAX = 10_000  # findings; more of them say nothing more
 
-Ranges = Mapping[int, tuple[int, int]]  # by partition: first offset, and the one behind the last
+Ranges = Mapping[int, tuple[int, int]]  # by partition: first offset, and the one after the last
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,10 +57,10 @@ class GapRun:
 
 
 def between_runs(runs: Iterable[GapRun], ranges: Ranges | None) -> list[Hole]:
-    """Holes before, between and behind the runs.
+    """Holes before, between and after the runs.
 
     Args:
-        ranges: what was to be read; None: what lies before the first and behind the last offset is not judged.
+        ranges: what should have been read; None: what lies before the first and after the last offset is not judged.
     """
     by_partition: dict[int, list[GapRun]] = {partition: [] for partition in ranges or ()}
     for run in sorted(runs, key=lambda run: (run.partition, run.bucket)):

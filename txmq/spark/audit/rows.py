@@ -118,7 +118,7 @@ class Rows:
         sql = f"SELECT 1 FROM {table.quoted(table.name)} WHERE {name} = ?"  # noqa: S608
         if table.kind == "mysql" and column.spark == "string":
             driver = mysql_driver()
-            try:  # equal is to be equal, whatever the collation
+            try:  # equal must mean equal, whatever the collation
                 return bool(table.query(f"{sql} AND BINARY CONVERT({name} USING utf8mb4) = ? LIMIT 1", (value, value)))
             except driver.OperationalError as error:
                 if error.args[0] != _ILLEGAL_MIX_OF_COLLATIONS:
@@ -174,7 +174,7 @@ class Rows:
 
 
 def open_rows(spark: SparkSession | None, url: str, table: str | None, password: str | None = None) -> Rows:
-    """The table behind a URL; asks the database for its columns, so that a mistake is found at once.
+    """The table that a URL names; asks the database for its columns, so that a mistake is found at once.
 
     Raises:
         ConfigError: no such URL, table or file.

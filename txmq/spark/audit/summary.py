@@ -31,7 +31,7 @@ def summary_of(result: AuditResult, facts: Mapping[str, object]) -> Summary:
     """The object.
 
     Args:
-        facts: of the surroundings, put in front: what was read from where, when, how long it took.
+        facts: of the surroundings, put first: what was read from where, when, how long it took.
     """
     spec, window = result.spec, result.window
     found = [kind for kind, count in result.counts.items() if count]

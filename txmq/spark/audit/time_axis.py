@@ -1,7 +1,7 @@
 """The time axis of an audit's drawings: idle stretches are cut out, ticks are round times and all different.
 
 A shop that is busy for two minutes a day would be two spikes in a day of nothing. A stretch without anything that is
-long beside all that happened is drawn as a narrow break that says how long it was.
+long compared with all that happened is drawn as a narrow break that says how long it was.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TimeAxis:
 
 
 def _joined(times_ms: list[float], step_ms: float) -> list[tuple[float, float]]:
-    """Stretches from bucket to bucket, joined over idle time that is short beside the whole."""
+    """Stretches from bucket to bucket, joined over idle time that is short compared with the whole."""
     limit = max(IDLE_STEPS_MIN * step_ms, IDLE_SHARE * len(times_ms) * step_ms)
     stretches = [(times_ms[0], times_ms[0] + step_ms)]
     for ms in times_ms[1:]:

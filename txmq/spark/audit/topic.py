@@ -8,7 +8,7 @@ Theory of operation. The two sides move while they are read, and an audit must n
       old they are, the audit waits for the margin after it has read the table, reads what came meanwhile, and only then
       calls a row without message missing;
     * a window in time is read with the margin on both sides. What lies in the margin is a partner, never a finding;
-    * what retention has removed cannot be audited. With a time of the rows the window begins behind it; without,
+    * what retention has removed cannot be audited. With a time of the rows the window begins after it; without,
       missing messages cannot be told from removed ones, and that check is not made.
 """
 
@@ -207,7 +207,7 @@ class TopicAudit:
     # --- the broker --------------------------------------------------------------------------------------------------
 
     def held(self, topic: str) -> dict[int, tuple[int, int]]:
-        """The range of each partition now: first offset, and the one behind the last."""
+        """The range of each partition now: first offset, and the one after the last."""
         return {item["partition"]: (item["start"], item["end"]) for item in self.client.topics.watermarks(topic)}
 
     def messages(self, topic: str, ranges: Ranges) -> DataFrame:
@@ -263,7 +263,7 @@ class TopicAudit:
         return plan.window.is_live
 
     def _since(self, read: Mapping[str, Ranges]) -> DataFrame:
-        """The transactions of what has come to topics behind these ranges."""
+        """The transactions of what was appended to topics after these ranges."""
         came = []
         for topic, ranges in read.items():
             ends = self.held(topic)

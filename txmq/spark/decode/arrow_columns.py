@@ -1,4 +1,4 @@
-"""Record batches as Arrow columns: the vectorised decoder behind everything that Spark reads.
+"""Record batches as Arrow columns: the vectorised decoder of everything that Spark reads.
 
 Theory of operation. ``chunk`` checks batches, ``fields`` finds where each field of each record lies; here the columns
 are made of it. Keys and values are one Arrow array over the raw buffer, whose offsets are key start, key end, value

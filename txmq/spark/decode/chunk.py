@@ -86,8 +86,8 @@ class Chunk:
         content: the bytes; ``positions`` of the batches are in it.
         position: where in the file ``content`` begins.
         size_bytes: how much of ``content`` was taken.
-        next_offset: offset behind the last record; the expected one if no batch was taken.
-        wanted_bytes: size of the batch behind the taken ones, if its header is sound and its end is missing.
+        next_offset: offset after the last record; the expected one if no batch was taken.
+        wanted_bytes: size of the batch after the taken ones, if its header is sound and its end is missing.
         damage: why no more was taken; None if there is no damage.
     """
 
@@ -125,7 +125,7 @@ class Piece:
 
 
 def check(content: bytes, origin: Origin, expected_offset: int | None, *, position: int = 0) -> Chunk:
-    """Take whole batches, one behind the other.
+    """Take whole batches, one after the other.
 
     Args:
         expected_offset: base offset of the first; None takes the first as it comes.
@@ -207,7 +207,7 @@ def _place_checksums(partition_id: tuple[int, int], fields: Any) -> list[int]:
 
 
 def _unfinished(content: bytes, origin: Origin, at: int) -> tuple[int, str | None]:
-    """The size of the batch behind the last whole one, or its fault; neither if its header is cut off."""
+    """The size of the batch after the last whole one, or its fault; neither if its header is cut off."""
     if len(content) - at < HEADER_SIZE:
         return 0, None
     base, length, placed, magic, crc = HEADER.unpack_from(content, at)[:5]

@@ -204,7 +204,7 @@ def _headers(rows: Rows, at: Ints, counts: Ints) -> tuple[Headers, Ints]:
 
 
 def _headers_of_one(rows: Rows, row: int, at: int, count: int) -> tuple[Headers, int]:
-    """The same in a loop, for a row that has few others beside it."""
+    """The same in a loop, for a row when few are left."""
     view, limit = memoryview(rows.piece.raw), int(rows.limits[row])  # type: ignore[arg-type]
     spans: list[tuple[int, int, bool]] = []
     for _ in range(2 * count):  # key, value, key, value ...

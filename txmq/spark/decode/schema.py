@@ -53,7 +53,7 @@ def schema_of(names: tuple[str, ...] | None, has_headers: bool) -> StructType:
 
 
 def names_of(schema: StructType) -> tuple[str, ...]:
-    """The columns a reader is to make, in order; checks what a user declared with ``.schema(...)``.
+    """The columns a reader must make, in order; checks what a user declared with ``.schema(...)``.
 
     Raises:
         ConfigError: a column that does not exist, or of another type.

@@ -43,7 +43,7 @@ def read(raw: Bytes, at: Ints) -> tuple[Ints, Ints]:
     """Read one varint at every position.
 
     Returns:
-        values, and the positions behind them.
+        values, and the positions after them.
     """
     entry = lookup(raw, at)
     size = entry & 3

@@ -74,7 +74,7 @@ def plan(options: SourceOptions, root: str, tasks_min: int) -> list[tuple[FileTa
         ConfigError: no segments there, an unknown topic, offsets that are not there.
         DirectoryInUseError: a broker runs on the directory.
         CorruptRecordError, StorageError: the journal, or a header on the way, is damaged.
-        DataLossError: messages that were to be read are not in the files.
+        DataLossError: messages that should be read are not in the files.
     """
     disk = OSDisk(root)
     try:
@@ -180,7 +180,7 @@ class _Planner:
         return str(topic_id) if str(topic_id) in (self._options.topics or ()) else None
 
     def _chain(self, partition_id: PartitionId, segments: list[Segment]) -> tuple[list[Segment], int]:
-        """The segments that follow each other, and the offset behind the last message that may be read."""
+        """The segments that follow each other, and the offset after the last message that may be read."""
         partition = None if self._state is None else self._state.partition(*partition_id)
         if partition is not None:
             return self._known_chain(partition, segments)
@@ -189,7 +189,7 @@ class _Planner:
         return segments, self._end_of_copy(partition_id, segments[-1])
 
     def _known_chain(self, partition: Partition, segments: list[Segment]) -> tuple[list[Segment], int]:
-        """Segments as the journal knows them, behind those that were archived."""
+        """Segments as the journal knows them, after those that were archived."""
         files = {segment.base_offset: segment for segment in segments}
         known = {each.base_offset: each.size_bytes for each in partition.segments}
         first = min(known, default=partition.next_offset)
@@ -226,7 +226,7 @@ class _Planner:
         return chain, end
 
     def _end_of_copy(self, partition_id: PartitionId, segment: Segment) -> int:
-        """The end of the whole batches in the last segment; damage if more of them follow behind."""
+        """The end of the whole batches in the last segment; damage if more of them follow."""
         end, position = segment.base_offset, 0
         for batch in self._batches(partition_id, segment):
             end, position = batch.base_offset + batch.row_count, batch.position + batch.size_bytes

@@ -54,7 +54,7 @@ class PathReader(DataSourceReader):  # type: ignore[misc]
         return [FilePartition(tasks) for tasks in planned]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """In a task: the rows of one part. Spark asks for one part without a value if nothing is to be read."""
+        """In a task: the rows of one part. Spark asks for one part without a value if there is nothing to read."""
         for task in partition.tasks if isinstance(partition, FilePartition) else ():
             try:
                 yield from FileReader(task, self._columns).rows()
@@ -70,7 +70,7 @@ def _root(path: str) -> str:
     elif "://" in path:
         raise ConfigError(f"option path = {path!r}: a directory of a file system that all executors have")
     root = Path(path).absolute()
-    if not root.is_dir():  # to be looked for before it is opened: a Disk makes its directory
+    if not root.is_dir():  # look for it before it is opened: a Disk makes its directory
         raise ConfigError(f"option path = {path!r}: no such directory")
     return str(root)
 

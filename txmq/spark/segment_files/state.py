@@ -1,10 +1,10 @@
-"""Reads topics and high watermarks of a stopped broker from its journal, for those who read its partition files.
+"""Reads topics and high watermarks of a stopped broker from its journal, for readers of its partition files.
 
-Theory of operation. The log is behind the journal: partition files are written after the journal's record is forced,
-and not synced before the next checkpoint. So the newest good checkpoint and the journal behind it are folded into a
+Theory of operation. The log lags behind the journal: partition files are written after the journal's record is forced,
+and not synced before the next checkpoint. So the newest good checkpoint and the journal after it are folded into a
 state as recovery does it, but nothing is written, cut or removed. The state says of every partition where it begins,
 which segments it has and how long they are, and where its high watermark is (messages of a decision whose branches
-have not all committed are held behind it). Files may be shorter than that: then the last messages are only in the
+have not all committed are held above it). Files may be shorter than that: then the last messages are only in the
 journal, and a start of the broker writes them.
 
 Invariants: nothing in the directory changes, but for the lock, which is held meanwhile if it can be taken.

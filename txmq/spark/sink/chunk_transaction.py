@@ -107,7 +107,7 @@ class Writing:
 
     @contextmanager
     def in_time(self, link: HomeLink) -> Iterator[None]:
-        """Around requests to a home, which are repeated until the deadline. Raises UnavailableError behind it."""
+        """Around requests to a home, which are repeated until the deadline. Raises UnavailableError after it."""
         try:
             yield
         except (TransactionTimeoutError, RequestTimeoutError, ConnectionLostError) as error:

@@ -3,12 +3,12 @@
 Theory of operation. In a cluster a query has one home for good, its *anchor*: the first that was asked to open it. A
 home that is not the anchor names it. The anchor keeps the query and decides its batches (``queries``), whether rows go
 to its partitions or not; what goes to other homes is prepared there as branches (``chunk_transaction``), and the
-anchor's decision is that of all homes. Behind it the driver tells them. Homes that it does not reach ask the anchor.
+anchor's decision is that of all homes. After it the driver tells them. Homes that it does not reach ask the anchor.
 
 Invariants:
     * nothing of this is done at a lone broker: it has one link, and gets the requests of ``queries``;
     * a branch is committed only when the anchor has decided its transaction;
-    * behind the decision nothing fails.
+    * after the decision nothing fails.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Opened(NamedTuple):
 
     Attributes:
         home: the id of its anchor.
-        standing: what that knows of the query and the batch that is to be written.
+        standing: what that knows of the query and the batch that must be written.
     """
 
     home: int
@@ -60,7 +60,7 @@ class Opened(NamedTuple):
 
 
 class Winner(NamedTuple):
-    """A transaction that a batch is to be made of.
+    """A transaction that a batch is made of.
 
     Attributes:
         branches: the ids of its parts at other homes.
@@ -238,7 +238,7 @@ def _sent(client: Client, home: int, txids: Sequence[str], deadline: float) -> l
 
 
 def _has_ended(txid: str, answer: Answer, timeout_s: float) -> bool:
-    """Take an answer; whether nothing is left to be told."""
+    """Take an answer; whether nothing is left to tell."""
     try:
         answer.result(timeout_s)
     except (*_NOT_ANSWERED, OverloadedError):

@@ -63,7 +63,7 @@ class Queries:
         """This incarnation writes from now on; former ones are fenced, and what they prepared is rolled back.
 
         Args:
-            batch: the one to be written: the answer says whether it is committed.
+            batch: the one to write: the answer says whether it is committed.
 
         Raises:
             FencedError: a later incarnation has opened it.

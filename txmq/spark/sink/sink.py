@@ -2,7 +2,7 @@
 
 Theory of operation. One transaction per (query, batch): each task attempt prepares its rows (``task``), the
 driver's one request names the winners (``queries``), and the broker keeps which batches are committed, so that a
-batch which Spark repeats after a crash is found to be. Its rows are computed again all the same, and held against the
+batch which Spark repeats after a crash is recognised. Its rows are computed again all the same, and held against the
 ``digest`` of what was written: rows that are not there are never passed over in silence. Spark makes a writer when it
 plans a batch and pickles it to the tasks; for a stream it makes *another one* when it commits. So what the commit needs
 to know comes with the tasks' messages.

@@ -7,7 +7,7 @@ batch, as are attempts that did not win, and those of a driver that died when th
 
 The points at which the process may die:
     before ``prepare`` is forced    nothing is there
-    behind it                       parts that no commit names: rolled back by the batch's decision, or by the next
+    after it                        parts that no commit names: rolled back by the batch's decision, or by the next
                                     driver
     between two chunks              the same
 """
@@ -32,7 +32,7 @@ from txmq.spark.sink.rows import Chunk, Gatherer
 # Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
 _clients: dict[tuple[str, float], Client] = {}
 CHUNK_SIZE_BYTES = 4 << 20
-_REQUEST_ROOM_BYTES = 1024  # of a prepare, beside its one large batch
+_REQUEST_ROOM_BYTES = 1024  # of a prepare, besides its one large batch
 
 
 class Written(NamedTuple):

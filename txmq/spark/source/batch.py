@@ -2,7 +2,7 @@
 
 Theory of operation. The driver asks each topic for its id and its ends, makes of the options a range for every
 partition, and cuts the ranges into tasks, so that all cores work; executors read them by themselves (``source_fetch``).
-What arrives behind the pinned ends is not read; what retention takes before it was read is an error, or a warning.
+What arrives after the pinned ends is not read; what retention takes before it was read is an error, or a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         return tasks(plan(self._options), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """In a task: the rows of one part. Spark asks for one part without a value if nothing is to be read."""
+        """In a task: the rows of one part. Spark asks for one part without a value if there is nothing to read."""
         if isinstance(partition, RangePartition):
             yield from read_ranges(partition.ranges, self._reading)
 
@@ -65,10 +65,10 @@ def tasks(ranges: list[Range], options: SourceOptions) -> list[InputPartition]:
 
 
 def plan(options: SourceOptions) -> list[Range]:
-    """A range for each partition that is to be read, pinned now.
+    """A range for each partition that must be read, pinned now.
 
     Raises:
-        ConfigError: an offset that the partition has not come to, or a partition that does not exist.
+        ConfigError: an offset that the partition has not reached, or a partition that does not exist.
         DataLossError: the start is before what is left.
         UnknownTopicError, ConnectionLostError: as their names say.
     """

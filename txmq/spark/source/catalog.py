@@ -104,7 +104,7 @@ class Catalog:
         self._logs = {} if logs is None else logs
 
     def topics(self) -> list[str]:
-        """Names of the topics to be read: those the options list, or whose name matches now."""
+        """Names of the topics to read: those the options list, or whose name matches now."""
         if self._options.topics is not None:
             return list(self._options.topics)
         return sorted(name for name in self._names() if self._options.takes(name))

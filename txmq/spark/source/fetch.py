@@ -106,7 +106,7 @@ class _RangeReader:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def _gather(self) -> bytes:
-        """Answers, one behind the other, for about one chunk of rows. Raises what the first of them raises."""
+        """Answers, one after the other, for about one chunk of rows. Raises what the first of them raises."""
         answers: list[bytes] = []
         offset, size = self._offset, 0
         while offset < self._task.end and offset - self._offset < ROWS_GATHERED and size < CHUNK_SIZE_BYTES:
@@ -187,7 +187,7 @@ class _RangeReader:
 
 
 def _end_of(answer: bytes, offset: int) -> int:
-    """Offset behind an answer by its headers, which are not checked yet; at least one further."""
+    """Offset after an answer by its headers, which are not checked yet; at least one further."""
     end = offset
     for _, _, base, count, _ in headers(answer):
         end = base + count

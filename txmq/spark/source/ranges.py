@@ -69,7 +69,7 @@ def pack(parts: Sequence[Range], rows: int) -> list[tuple[Range, ...]]:
 def share(wanted: Mapping[K, int], allowed: int) -> dict[K, int]:
     """Divide ``allowed`` among the partitions in proportion; together never more, none more than wanted.
 
-    Each partition gets one message if possible: no partition starves beside one with a large backlog. The largest
+    Each partition gets one message if possible: no partition starves because of one with a large backlog. The largest
     remainders are rounded up, the first of equals first: the same question has the same answer.
     """
     if sum(wanted.values()) <= allowed:
