@@ -10,7 +10,7 @@ from txmq.protocol.answers import Reply
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import ScramLogin
 
-MEMBERS_OVER_MAX: Final = 64  # members that are gone, in excess of as many as there are
+MEMBERS_OVER_MAX: Final = 64  # departed members that are kept, beyond the number of present ones
 
 
 class ClientConnection:

@@ -1,7 +1,7 @@
 """Opening a journal: follow the records from a checkpoint, judge what ends them, repair the tail, hand them over.
 
 Theory of operation. From the checkpoint's LSN and chain, records are read as long as they continue the stream (R1).
-The place at which that ends is examined, together with the next file and what follows. ``TABLE`` names the finding:
+The place at which that ends is examined, with the next file and the bytes after it. ``TABLE`` names the finding:
 
 =====  ===============================================================================  ==============================
 label  what is found at the expected LSN                                                what is done

@@ -50,7 +50,7 @@ class Rows(Protocol):
 
     @property
     def snapshot(self) -> SnapshotState | None:
-        """What must still be read."""
+        """What is left to read."""
 
     def publish_read(
         self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]

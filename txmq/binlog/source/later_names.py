@@ -25,7 +25,7 @@ def later_names(statements: Iterable[tuple[str, str]], table: TableName, columns
     """Names after these statements; None if the table is dropped, or made anew.
 
     Args:
-        statements: in order, each after the database in which it was run.
+        statements: in order; before each the database in which it was run.
     """
     names = {name: name for name in columns}
     for database, text in statements:

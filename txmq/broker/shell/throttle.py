@@ -6,7 +6,7 @@ from those of its user and of its topics, and waits while one of them is closed:
     ======================  =============================================  ================
     request                 waits                                          takes
     ======================  =============================================  ================
-    ``put``                 before the broker, with its connection       1, its body
+    ``put``                 ahead of the broker, with its connection       1, its body
     ``get``                 likewise for requests; its answer for bytes    1, its answer
     begins a transaction    never: it is refused (429)                     1, its body
     all others              never                                          1, its body

@@ -18,7 +18,7 @@ from txmq.broker.state.transaction import Transaction
 Name = tuple[int, int]  # session and counter
 _NEVER = 0  # ``look_at_ms`` of one that no time is set for
 _READY = -1
-_SETTLED_MAX = 64  # names of settled halves that are kept, in excess of as many as are not settled
+_SETTLED_MAX = 64  # names of settled halves that are kept, beyond the number of unsettled ones
 
 
 class CheckPoll:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_OVER_MAX = 64  # items that are over, in excess of as many as are not
+_OVER_MAX = 64  # items that are over, beyond the number of those that are not
 
 
 class Deadlines(Generic[Item]):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_LEFT_MAX = 32  # numbers of items that have left, in excess of as many as are there
+_LEFT_MAX = 32  # numbers of items that have left, beyond the number of those that are there
 
 
 class Ordered(Generic[Item]):

@@ -195,7 +195,7 @@ def row(frozen: tuple[Any, ...]) -> list[object]:
     """What ``BrokerSession.restore`` takes, of what ``freeze`` returned."""
     *fields, order, outcomes, secret, user, fences = frozen
     whose = (secret, user) if user else (secret,)
-    # Before it: if it has an outcome as well, older brokers go by that.
+    # First: if a counter has an outcome as well, older brokers go by that.
     fenced = [[counter, _FENCED + " ".join(uuids)] for counter, uuids in fences.items()]
     return [*fields, [*fenced, *([counter, outcomes[counter]] for counter in order)], *whose]
 

@@ -17,7 +17,7 @@ ANSWER_SIZE_BYTES = 1 << 20
 
 
 def parts(context: Context, client: ClientConnection, request: Request) -> None:
-    """Answer the parts after the first ``after``, as they stand in a body: one at least, as many as fit 1 MiB."""
+    """Answer the parts after the first ``after`` ones, as they stand in a body: one at least, as many as fit 1 MiB."""
     _, arguments, extensions, _body, opaque = request
     txid, session = locate(context, arguments[0])
     refuse_others(context, client, (session.number, txid.counter))

@@ -67,7 +67,7 @@ class Asked(NamedTuple):
     body: bytearray
 
     def answer(self, answer: dict[str, Any], *, is_new: bool) -> None:
-        """Answer, after what was journaled now or before."""
+        """Answer once all that was journaled, now or before, is durable."""
         text = json.dumps(answer).encode()
         if is_new:
             self.context.answer_when_durable(self.client, self.opaque, text)

@@ -63,7 +63,7 @@ class PageStart(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What must be listed."""
+    """What to list."""
 
     states: tuple[str, ...]
     uuid: str | None

@@ -69,7 +69,7 @@ class SourceOptions:
     timeout: float
 
     def takes(self, topic: str) -> bool:
-        """Whether a topic of this name must be read."""
+        """Whether a topic of this name is read."""
         if self.topics is not None:
             return topic in self.topics
         return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
