@@ -38,7 +38,7 @@ _look_ups: dict[Ensemble, LookUp] = {}
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """How a client comes to its brokers."""
+    """How a client finds its brokers."""
 
     find: Callable[[float], Sequence[Address]]  # the addresses, looked up within so many seconds
     tls: ClientTls | None = None  # how every broker is spoken to; None: in plaintext

@@ -182,9 +182,10 @@ class Client:
             compression: "gzip", "lz4", "zstd" or None.
             timeout: seconds for a send with its retries, unless the send has a timeout of its own.
             group: producer group, for half messages; its members answer for each other.
-            checker: answers what became of the work behind a half message. Called in a thread of this client, also for
-                half messages of other members, until the client is closed; the newest checker of a group counts. It
-                answers ROLLBACK only if the work is not done and never will be, and UNKNOWN if it cannot tell.
+            checker: answers what became of the work that a half message stands for. Called in a thread of this client,
+                also for half messages of other members, until the client is closed; the newest checker of a group
+                counts. It answers ROLLBACK only if the work is not done and never will be, and UNKNOWN if it cannot
+                tell.
             retry_store: a directory on local disk, for this producer alone; made if it is absent. A message that cannot
                 be sent is kept there (SPOOLED) and sent in the background, by this producer or the next that opens it.
                 Not with linger_ms, batch_size_bytes, buffer_size_bytes or max_in_flight.
@@ -364,7 +365,7 @@ class Client:
         """Iterate over every message that is there now, partition by partition, each in order.
 
         Raises:
-            PartialResultError: homes of a cluster are away, behind the messages of the others.
+            PartialResultError: homes of a cluster are away; raised after the messages of the others.
         """
         return chain.from_iterable(self.browse_pages(topic))
 
@@ -449,7 +450,7 @@ class Client:
     def stats(self, item: str | None = None) -> str:
         """The broker's statistics; ``help`` lists the items, ``json`` is for programs.
 
-        In a cluster those of each home, behind a line ``home <id>``; with ``json`` an object of them by id.
+        In a cluster those of each home, after a line ``home <id>``; with ``json`` an object of them by id.
 
         Raises:
             PartialResultError: homes of a cluster are away; it has the text of the others.

@@ -1,8 +1,8 @@
 """The client's side of one home: its connections, its sessions, the senders of its partitions.
 
 ``control`` carries all requests but reads, and the session that transactions and the first producer share (``senders``
-gives the other producers connections of their own). A broker that has users or quotas may delay puts, and what stands
-behind them on their connection: there the first producer has a connection of its own, too. ``reader`` carries ``get``,
+gives the other producers connections of their own). A broker that has users or quotas may delay puts, and whatever
+follows them on their connection: there the first producer has a connection of its own, too. ``reader`` carries ``get``,
 so that a long poll delays no other request. If the broker takes no more transactions in the session, ``control``
 becomes another connection with another session; transactions that had begun end in the old one.
 

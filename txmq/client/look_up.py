@@ -1,9 +1,9 @@
 """Where the homes of a cluster are led, looked up by all clients of a process together.
 
 Theory of operation. A look-up costs the registry a session. While no broker answers, each connection of each client
-would ask anew at every attempt. So one look-up is under way at a time, and those who come meanwhile share what it comes
-to. It is followed by a pause, which doubles, with jitter, while look-ups come one after another: for so long what was
-told is told again. A failure that is nearly over is waited for; it is told again where the caller has no time to ask.
+would ask anew at every attempt. So one look-up is under way at a time, and those that come meanwhile share its result.
+It is followed by a pause, which doubles, with jitter, while look-ups come one after another: for so long what was told
+is told again. A failure that is nearly over is waited for; it is told again where the caller has no time to ask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _JITTER_BITS: Final = 16
 
 
 class _Told(NamedTuple):
-    """What a look-up came to, and when it ended."""
+    """The result of a look-up, and when it ended."""
 
     addresses: Sequence[Address]
     error: TxmqError | None

@@ -79,7 +79,7 @@ class Fetcher:
     def _opened(
         self, slot: TopicPartition, topic_id: int, offset: int, body: bytes
     ) -> tuple[int, Iterator[list[Message]]]:
-        """The offset behind the sound batches of an answer, and their messages by pages, opened when it is their turn.
+        """The offset after the sound batches of an answer, and their messages by pages, opened when it is their turn.
 
         Raises:
             InvalidBatchError: there is damage before ``offset``.
@@ -238,7 +238,7 @@ class _NextAnswer:
                 self._reply = reader.submit("get", *self._slot, offset, FETCH_SIZE_BYTES, timeout=self._timeout)
 
     def take(self, offset: int) -> bytes:
-        """The answer from ``offset`` on; empty if none was asked for, or it failed: then it is to be asked for anew.
+        """The answer from ``offset`` on; empty if none was asked for, or it failed: then ask for it anew.
 
         Raises:
             RequestTimeoutError: the broker does not answer.
@@ -255,7 +255,6 @@ class _NextAnswer:
 
 
 def _from(offset: int, body: bytes, slot: TopicPartition, topic_id: int) -> tuple[int, Iterator[list[Message]]]:
-    """As ``Fetcher._opened``."""
     batches, damage = records.sound_batches(body, *slot, topic_id=topic_id)
     pages = _paged(batches, damage, slot)
     first = _with(offset, pages)

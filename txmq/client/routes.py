@@ -220,7 +220,7 @@ class Routes:
         return self._ask_any(verb, arguments, timeout, None, is_repeatable=True)
 
     def call_any(self, verb: str, *arguments: Word, timeout: float, extensions: dict[str, str] | None = None) -> bytes:
-        """As ``ask_any`` for what is not to be done twice. Raises as ``ReconnectingConnection.call``."""
+        """As ``ask_any`` for what must not be done twice. Raises as ``ReconnectingConnection.call``."""
         return self._ask_any(verb, arguments, timeout, extensions, is_repeatable=False)
 
     def _ask_any(

@@ -1,5 +1,5 @@
-"""What an operator sees of a cluster: the answer of one broker, and beside it what each home's own leader says; and
-what he says of it: that a home is lost for ever.
+"""What an operator sees of a cluster: the answer of one broker, and what each home's own leader says; and what
+the operator says of it: that a home is lost for ever.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition, new_condition, watch_forks
 
 IDLE_S_MAX = 1.0
-TURN_S = 0.005  # who takes one by one goes on with a partition for so long, before it looks for another one's turn
+TURN_S = 0.005  # one-by-one takes stay with a partition for so long, before another one has its turn
 REFUSED_MAX = 500  # by the filter, before others get the lock
 
 
@@ -55,8 +55,9 @@ class Assignment:
         paused: what the application wants no messages of.
         is_closed: nothing more is delivered.
         is_left: the group is being left.
-        has_blocked: a message is blocked, and is to be deferred.
-        has_room: a partition has room for a fetch since messages of it were taken; whoever takes fetches.
+        has_blocked: a message is blocked, and must be deferred.
+        has_room: a partition has room for a fetch since messages of it were taken; the thread that takes messages
+            fetches.
         failure: why the consumer ended, if the application did not end it.
         is_parents: this process was forked from the one that consumes.
     """
@@ -133,7 +134,7 @@ class Assignment:
         return taken
 
     def take_again(self, now: float) -> Message | None:
-        """For who takes one by one: the next message of the same partition, for ``TURN_S``; None: use ``take``."""
+        """For one-by-one takes: the next message of the same partition, for ``TURN_S``; None: use ``take``."""
         consumed = self._again
         if consumed is None or now >= self._again_until or consumed.is_busy:
             return None

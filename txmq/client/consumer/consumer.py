@@ -255,7 +255,7 @@ class Consumer:
             }
 
     def log_of(self, topic: str, partition: int) -> str | None:
-        """What to save beside an offset of a partition in a store of your own: ``OffsetPosition.log``."""
+        """What to save with an offset of a partition in a store of your own: ``OffsetPosition.log``."""
         with self._assignment.changed:
             consumed = self._assignment.partitions.get((topic, partition))
             return None if consumed is None else consumed.log_text
@@ -283,7 +283,7 @@ class Consumer:
 
         Raises:
             TransactionStateError: the partition is not this consumer's.
-            ConnectionLostError, ...: the broker is asked, for a time or about deferred messages behind the offset.
+            ConnectionLostError, ...: the broker is asked, for a time or about deferred messages after the offset.
         """
         if (offset is None) == (timestamp_ms is None):
             raise ConfigError("seek takes an offset or timestamp_ms")

@@ -269,7 +269,7 @@ class ConsumerFetcher:
         except TxmqError:
             return  # asked again when the next fetch fails
         with self._changed:
-            # Else it went on meanwhile: the end in that answer may be behind it, and all would come again.
+            # Else it went on meanwhile: the end in that answer may be before it, and all would come again.
             if consumed.next_fetch == offset and not held.start <= offset <= held.end:
                 skipped = held.start - offset
                 self._log.error(

@@ -3,8 +3,8 @@
 Theory of operation. One home, the group's anchor, says which member has everything, under a number that grows. The
 consumer joins the other homes under that number: each lets go of whichever member had an older one. A consumer begins
 nothing before every home has heard of its grant, unless the holder before it left in order. So a consumer that is taken
-for gone at the anchor, and is alive at another home, is never beside its successor. A home that is away holds up a
-successor that way, and never the holder.
+for gone at the anchor, and is alive at another home, never consumes at the same time as its successor. A home that is
+away holds up a successor that way, and never the holder.
 
 Invariant: a consumer that loses its grant, or cannot reach the anchor for the session timeout, gives up everything.
 """

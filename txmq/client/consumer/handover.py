@@ -66,7 +66,7 @@ class Handover:
         self._fetcher.more()
 
     def _found(self, assigned: Assigned, saved: int, log: LogHistory) -> tuple[int, str | None]:
-        """Where to go on behind what is saved, and what is still deferred."""
+        """Where to go on after what is saved, and what is still deferred."""
         if assigned.read is None:  # by a store that keeps no log
             shared = saved if saved <= self._client.offsets(*assigned.slot).end else None
         else:

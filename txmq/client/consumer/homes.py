@@ -7,7 +7,7 @@ a member has tried once at the one before. Homes that become known later are joi
 alone is the one home.
 
 A home computes the assignment over all partitions of a topic, and hands out its own. Which partitions a member has at
-the other homes it hears from the member, so that ``sticky`` comes to the same end everywhere.
+the other homes it hears from the member, so that ``sticky`` has the same result everywhere.
 
 Invariants:
     * a home that is away costs its own partitions alone: they are given up after the session timeout;

@@ -4,7 +4,7 @@ Theory of operation. A heartbeat waits at the broker until the member's view of 
 ``heartbeat_interval``. The changes go to the ``Partitions``: new partitions with their generation and offset,
 partitions to be released, partitions that are lost. A member that cannot reach the broker for the session timeout
 counts itself as expelled and consumes nothing more, because its partitions go to other members. Each process has an
-*incarnation* beside the member's name. A process that joins under a name in use takes over, and the older one ends
+*incarnation* besides the member's name. A process that joins under a name in use takes over, and the older one ends
 with an error.
 
 Invariants:

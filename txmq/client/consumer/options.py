@@ -41,7 +41,7 @@ class ConsumerOptions:
         keep_key_order: a deferred message blocks later ones of its key, also in the hands of another member,
             and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is deferred.
         pass_unreadable: a record batch that is whole and in its place, and still cannot be read, becomes one dead
-            letter with its bytes, and its partition goes on behind it; otherwise the partition stops there.
+            letter with its bytes, and its partition goes on after it; otherwise the partition stops there.
     """
 
     name: str | None = None

@@ -157,7 +157,7 @@ class ConsumedPartition:
 
     @property
     def log_text(self) -> str | None:
-        """What is saved beside the position."""
+        """What is saved with the position."""
         return None if self.log is None else self.log.text
 
     def goes_on_in(self, log: LogHistory) -> bool:
@@ -233,7 +233,7 @@ class ConsumedPartition:
     def _next(self, several: Sequence[Message]) -> Sequence[Message]:
         made_ms = {message.offset: message.timestamp_ms for message in several}
         at = self.ahead.at + len(several)
-        # CPython interrupts behind calls: no call stands where a message is neither ahead nor under way.
+        # CPython interrupts after calls: no call stands where a message is neither ahead nor under way.
         self._acked |= made_ms
         self._delivered += made_ms
         self.ahead.at = at
@@ -421,7 +421,7 @@ class ConsumedPartition:
         return max([again_at, *(at for at, message in self.retries if message.offset < offset)])
 
     def waits_again(self, offset: int) -> bool:
-        """Whether a message failed and is to be delivered again, in place or as a deferred one."""
+        """Whether a message failed and must be delivered again, in place or as a deferred one."""
         waiting = self.deferred.get(offset)
         return any(message.offset == offset for _, message in self.retries) or (
             waiting is not None and not waiting.is_out

@@ -7,7 +7,7 @@ of each answer, and reports if it is damaged; so a batch that cannot be opened l
 
 Invariants:
     * an interrupt loses no message and has none twice: what changes with a batch changes without a call in between,
-      because CPython interrupts behind calls.
+      because CPython interrupts after calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txmq.log import records
 from txmq.log.records import RawBatch
 from txmq.model import Message, TopicPartition
 
-_MESSAGE_SIZE_BYTES = 100  # beside key and value
+_MESSAGE_SIZE_BYTES = 100  # besides key and value
 Waiting = tuple[Sequence[Message], RawBatch | None, int]  # opened messages, or a batch; their size
 
 
@@ -57,14 +57,14 @@ class ReadAhead:
         return self.at >= len(self.open) and not self._batches
 
     def add(self, messages: Sequence[Message], batches: Sequence[RawBatch]) -> None:
-        """Behind what is there: messages, and batches that were checked but for their records."""
+        """Append messages, and batches that were checked except for their records."""
         added: list[Waiting] = [(messages, None, sum(map(_size, messages)))] if messages else []
         added += [((), batch, len(batch.content) + _MESSAGE_SIZE_BYTES * batch.record_count) for batch in batches]
         self._waiting_size_bytes += sum(size for _, _, size in added)
         self._batches += added
 
     def look(self, count: int) -> Sequence[Message]:
-        """At most ``count`` of the next messages, of one batch; they stay until ``at`` is moved behind them."""
+        """At most ``count`` of the next messages, of one batch; they stay until ``at`` is moved past them."""
         if self.at >= len(self.open):
             self.let_go()
             while not self.open and self._batches:

@@ -251,7 +251,7 @@ class PendingAcks:
                 return
             self._look_up_before(message)
             position, from_, consumed = self._pending(message)
-            self._offsets.wait_saved()  # a save that is under way must not come behind this one
+            self._offsets.wait_saved()  # a save that is under way must not land after this one
             try:
                 if consumed.deferred_in_hand(message.offset) is not None:
                     from_ = _From(beside=self._still_deferred(consumed, message.offset))
@@ -350,7 +350,7 @@ class PendingAcks:
         """Acknowledge committed messages; with ``is_final`` also take the others back for certain."""
         store = self._database
         with self._assignment.changed:
-            in_doubt = consumed.in_doubt.copy()  # what comes back from now on may be committed behind this look
+            in_doubt = consumed.in_doubt.copy()  # what comes back from now on may be committed after this look
         found = asked(lambda: (store.settled if is_final else store.saved)(self.group, consumed.slot))
         with self._assignment.changed:
             for offset, pending_ack in list(consumed.pending_acks.items()):

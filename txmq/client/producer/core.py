@@ -10,14 +10,14 @@ batch is *uncertain* from the moment it is given out until the broker answers:
 
 * Lost connection: all batches in flight wait again, keep their sequences, and are sent again in order. The broker
   answers those that it has as duplicates.
-* Certain refusal: neither this batch nor any behind it was stored (those behind it left a gap and are refused with
+* Certain refusal: neither this batch nor any after it was stored (those after it follow a gap and are refused with
   ``sequence``). The partition stalls until the rest in flight is answered, then goes on from its head. A refused batch
-  that is tried again keeps its number; if it is dropped, the batches behind it are renumbered.
+  that is tried again keeps its number; if it is dropped, the batches after it are renumbered.
 * "Unavailable" and "internal error" refuse, but do not say whether the batch was stored; neither does any refusal of a
   batch whose earlier transmission is uncertain. The batch is tried again.
 * Deadline: a batch that was certainly never stored is withdrawn, and its error says so. An uncertain one ends as
-  unknown for the caller, and is still sent until its outcome is known, because all batches behind it are numbered after
-  it.
+  unknown for the caller, and is still sent until its outcome is known, because the numbers of all later batches follow
+  its own.
 * Another session: its numbers begin at 0, so what is uncertain stays unknown. It is reported, and never sent again.
 * ``not-owner``, the partition is another home's, or ``stale-topic``, another topic has the name: nothing was stored,
   and nothing more of it is sent here. Once the rest in flight is answered, the shell takes its batches elsewhere
@@ -268,7 +268,7 @@ class ProducerCore:
             self._refused_for_certain(batch, error, now)
 
     def _refused_sequence(self, batch: Batch) -> None:
-        """Expected behind a gap that a refusal left. Anywhere else the broker's numbers contradict the core's."""
+        """Expected after a gap that a refusal left. Anywhere else the broker's numbers contradict the core's."""
         queue = batch.queue
         if queue.stalled:
             return
@@ -291,7 +291,7 @@ class ProducerCore:
         self._finish(batch, unknown(batch, "its topic is gone") if was_uncertain else error)
 
     def _refused_by_stranger(self, batch: Batch, error: BrokerError) -> None:
-        # Those behind it left a gap. One before it may have been accepted by a home that was the owner until then.
+        # Those after it follow a gap. One before it may have been accepted by a home that was the owner until then.
         for other in _from(batch):
             if other.state is BatchState.IN_FLIGHT or other is batch:
                 other.is_uncertain = other.was_uncertain
@@ -311,7 +311,7 @@ class ProducerCore:
             self._finish(batch, error)
 
     def _not_stored_from(self, batch: Batch) -> None:
-        """Neither this batch nor any behind it was stored: the sequence has a gap here."""
+        """Neither this batch nor any after it was stored: the sequence has a gap here."""
         for other in _from(batch):
             other.is_uncertain = False
 
@@ -367,7 +367,7 @@ class ProducerCore:
             self.unfinished -= 1
 
     def adopt(self, topic: str, partition: int, batches: Iterable[Batch]) -> None:
-        """Add batches that another core let go, behind those that are there; none of them was stored."""
+        """Add batches that another core let go, after those that are there; none of them was stored."""
         queue = self.queue_of(topic, partition)
         queue.open = None
         for batch in batches:
@@ -462,7 +462,7 @@ class ProducerCore:
 
 
 def _from(batch: Batch) -> Iterator[Batch]:
-    """A batch and those behind it."""
+    """A batch and those after it."""
     return dropwhile(lambda other: other is not batch, batch.queue.batches)
 
 

@@ -1,6 +1,6 @@
 """Check a message before it is sent: key, value, headers, tag and size.
 
-The tag travels as a header of its own (``TAG_HEADER``), in front of the application's.
+The tag travels as a header of its own (``TAG_HEADER``), before the application's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def checked_content(message: Content, size_bytes_max: int) -> tuple[bytes | None
     """Check key, value, headers and tag of a message; key, value and headers as they are stored.
 
     They are ``bytes`` and ``str`` themselves, no subclasses: a batch is encoded when it is sent, and one that cannot be
-    encoded then would hold up all behind it.
+    encoded then would hold up all after it.
 
     Raises:
         TypeError, TooLargeError, LocalProtocolError: nothing was sent.

@@ -281,7 +281,6 @@ class Sender:
                 raise RequestTimeoutError("not everything was acknowledged in time; it goes on being sent")
 
     def _pump_new(self, now: float) -> None:
-        """As ``_pump``, behind a message that was added."""
         self._pump(now)
 
     def _pump(self, now: float) -> None:

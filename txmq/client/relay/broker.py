@@ -86,7 +86,7 @@ class RelayBroker:
         if connection is not None:
             connection.close()
 
-    # --- who answers -------------------------------------------------------------------------------------------------
+    # --- the connection ----------------------------------------------------------------------------------------------
 
     def connect(self, home: str) -> str | None:
         """A session of the anchor, or of any home if ``home`` is empty; see ``relay_core.Connect``."""

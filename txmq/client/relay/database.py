@@ -27,7 +27,7 @@ LOOK_EVERY_S: Final = 1.0  # for what is parked for homes that are away
 TURN_S: Final = 0.0002  # SQLite's own pauses grow, and others come first for ever
 TURN_S_MAX: Final = 5.0
 SLOW_READ_S: Final = 0.04  # deleted rows are passed on the way: a million in 60 ms (MariaDB), 120 ms (PostgreSQL)
-SLOW_ROW_S: Final = 0.000_05  # that each row may take beside it, on a busy machine
+SLOW_ROW_S: Final = 0.000_05  # that each row may take on top, on a busy machine
 REST_S_MAX: Final = 1.0
 
 Durability = Literal["forced", "weak"]

@@ -110,7 +110,7 @@ class Operator:
             return Look(row, is_led, tables.backlog(connection), *found)
 
     def release(self, units: Sequence[int] | None = None, key: TopicKey | None = None) -> int:
-        """Let parked units wait again, under their ids; a relay parks again what must stay behind.
+        """Let parked units wait again, under their ids; a relay parks again what must wait for others.
 
         Args:
             units: a row that has none is named by its id. None: those that have a row with ``key``, or all.
@@ -195,7 +195,7 @@ class Operator:
         )
 
     def _taken(self) -> RelayRow:
-        """Take the lease, whoever has it: what is on its way is settled by its claim."""
+        """Take the lease from any holder: what is on its way is settled by its claim."""
         with self._locked() as (session, row, _):
             row = row._replace(holder=self._holder)
             session.tables.claim(session.connection, row, LEASE_MS)

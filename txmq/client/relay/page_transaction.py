@@ -4,7 +4,7 @@ Compiled with the transactions that it inherits from (docs/compiled.md).
 
 Invariants:
     * the request that decides a page is sent once, under the id of its claim;
-    * a refused or unanswered prepare at another home leaves the page undecided: who sends it fences it.
+    * a refused or unanswered prepare at another home leaves the page undecided: its sender fences it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Theory of operation. Batches, sequences, batches in flight and waiting threads w
 (``producer/sender.py``, ``producer/core.py``), except for failures: nothing is tried again here. A refusal, a lost
 connection or a deadline *gives up* the partition: no more of it is sent, and its queue (``partition_queue``) takes over
 the batches that are not acknowledged, in order, and spools them. A batch that was sent and not answered is handed over
-with its sequence. A batch that was certainly refused, and those behind it, are handed over without: they left a gap in
-the sequence, so the broker cannot have stored them.
+with its sequence. A batch that was certainly refused, and those after it, are handed over without: the refusal left a
+gap in the sequence, so the broker cannot have stored them.
 
 Invariants:
     * A partition is sent to from ``begin`` on, until it is given up or handed over, and then not before the next
@@ -269,7 +269,7 @@ class OrderedSender(Sender):
         self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None,
         topic_id: int,
     ) -> tuple[Completion, int] | None:  # fmt: skip
-        """Send one message behind all others of its partition; None if its queue has to call ``begin`` first."""
+        """Send one message after all others of its partition; None if its queue has to call ``begin`` first."""
         now = self._look_at_connection()
         with self._lock:
             connection = self._connection

@@ -1,9 +1,9 @@
 """``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
 
 A message is checked here, its partition is chosen, and the partition's queue (``partition_queue``) sends or spools it.
-Threads work beside the callers. Each home has a *drain thread*, which goes over its partitions with messages in the
-spool, and waits for a back-off at those that cannot be written. The *spooling thread* makes the queues take over what
-was sent directly and failed.
+There are threads besides the callers'. Each home has a *drain thread*, which goes over its partitions with messages in
+the spool, and waits for a back-off at those that cannot be written. The *spooling thread* makes the queues take over
+what was sent directly and failed.
 
 The selector sees the topic's declared partitions. The broker is asked how many there are, and the spool keeps the
 answer, so that messages find their partition while the broker is away. A producer that has never reached the broker
@@ -60,7 +60,7 @@ _POLL_S = 0.005
 _STOP_S = 10.0
 _SPOOLED = "messages wait on local disk: their partition cannot be written now"
 _NOT_YET = "the spool cannot be drained yet; it is tried again"
-_NOT_GRANTED = "the spool cannot be drained before its user has a grant; it is tried again"  # said beside the other one
+_NOT_GRANTED = "the spool cannot be drained before its user has a grant; it is tried again"  # besides the other one
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Theory of operation. While no message of the partition waits, messages are sent 
 flight (``direct_sender``). The first failure gives the partition up, and the producer's spooling thread makes the queue
 take over: the messages that are not acknowledged go to the spool, in order. A message that may be stored (no answer
 came) goes there *with its sequence*, and only ``drain`` sends it again: with that sequence, in that session, so that
-the broker recognises it if it has it. Later messages queue behind it. ``drain`` assigns sequences to the head of the
+the broker recognises it if it has it. Later messages queue after it. ``drain`` assigns sequences to the head of the
 queue on disk, sends it, and deletes what is acknowledged.
 
 If the process dies
@@ -152,7 +152,7 @@ class PartitionQueue:
     def _begin(
         self, record: Record, deadline: float, future: Future[SendResult] | None, meant: MeantTopic
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
-        """Put the message in its order: behind those sent directly, or in the spool."""
+        """Put the message in its order: after those sent directly, or in the spool."""
         if self.home.commits:
             self._await_commits(deadline)
         # Without the lock while nothing has failed.
@@ -230,7 +230,7 @@ class PartitionQueue:
     def take_over(self, deadline: float) -> None:
         """Spool what was sent directly and is not acknowledged, if the sender has given up; on the spooling thread."""
         with self._lock:
-            sender = self.home.sender  # behind the lock the partition may have another home
+            sender = self.home.sender  # under the lock: the partition may have got another home
             if not sender.is_given_up(self.partition):
                 return
             handed = sender.hand_over(self.partition)
@@ -367,7 +367,7 @@ class PartitionQueue:
             crash_point("client.ordered.removed")
             self.drained += len(done)
         if failure is not None and has_stored_nothing(failure[1]) and failure[0].number in certain:
-            self._certain = {number for number in certain if number >= failure[0].number}  # these stand behind a gap
+            self._certain = {number for number in certain if number >= failure[0].number}  # these follow a gap
         return failure
 
     def _failed(self, entry: Entry, error: TxmqError, deadline: float) -> None:
@@ -416,7 +416,7 @@ class PartitionQueue:
             self._park(entry, why, renumber=False)
 
     def _park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
-        """Park a batch. After a certain refusal its sequence is unused, and so are those behind it: ``renumber``."""
+        """Park a batch. After a certain refusal its sequence is unused, and so are those after it: ``renumber``."""
         with self._lock:  # otherwise a direct send could begin between the two
             self._spool.park(entry, reason, renumber=renumber)
             if renumber and entry.assigned is not None and entry.assigned.identity == self._identity:

@@ -2,7 +2,7 @@
 
 Theory of operation. A message that joins no transaction is sent by an ordered producer (``ordered_producer``): there is
 one way to keep a message, to number it, and to send it again. So a message has its partition before anything is tried,
-messages that wait for a partition stay in front of later ones, and the broker recognises what it has by its sequence. A
+messages that wait for a partition stay ahead of later ones, and the broker recognises what it has by its sequence. A
 message in a transaction's block joins it, as with every producer: a transaction's outcome is never kept for later.
 
 Invariants:

@@ -7,7 +7,7 @@ it is sent.
 
 Before the first batch of a process is sent, every session of former processes is taken over once, under a higher
 epoch. The broker then closes the connection that held it and lets no process back under a lower epoch, so what a killed
-process left in its sockets is stored before that or never. Otherwise it could come in behind what is sent now.
+process left in its sockets is stored before that or never. Otherwise it could come in after what is sent now.
 
 A session of which the spool keeps no batch, and of which nothing is on its way any more, is *ended* at the broker: the
 current one when the producer closes, a former one when it was taken over. It leaves the spool after that.

@@ -79,7 +79,7 @@ class Spool:
         StorageError: the disk or SQLite refused.
     """
 
-    parks_refused = True  # after too many refusals; otherwise a batch stays, and those behind it wait
+    parks_refused = True  # after too many refusals; otherwise a batch stays, and those after it wait
 
     def __init__(
         self, path: str | Path, *, size_bytes_max: int = SIZE_BYTES_MAX, read_only: bool = False, name: str = FILE_NAME
@@ -116,7 +116,7 @@ class Spool:
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None,
         messages: int = 1, topic_id: int = 0,
     ) -> Ticket:  # fmt: skip
-        """Queue a batch behind all others of its partition, without I/O; ``wait_synced`` waits for it."""
+        """Queue a batch after all others of its partition, without I/O; ``wait_synced`` waits for it."""
         ticket = Ticket(partition, content, now_ms, assigned, messages, topic_id)
         with self._queue_lock:
             self._queued[partition] = self._queued.get(partition, 0) + messages
@@ -152,7 +152,7 @@ class Spool:
     def append(
         self, partition: TopicPartition, content: bytes, now_ms: int, assigned: AssignedSequence | None = None
     ) -> int:
-        """Add a batch behind all others of its partition; returns its number. Raises as ``wait_synced``."""
+        """Add a batch after all others of its partition; returns its number. Raises as ``wait_synced``."""
         return self.wait_synced(self.enqueue(partition, content, now_ms, assigned))
 
     def _write_queue(self) -> None:
@@ -238,7 +238,7 @@ class Spool:
 
     @blocking
     def park(self, entry: Entry, reason: str, *, renumber: bool) -> None:
-        """Park a batch; with ``renumber``, batches behind it in its session lose their sequences."""
+        """Park a batch; with ``renumber``, batches after it in its session lose their sequences."""
         with self._writing() as changes:
             changes.append(((entry.topic, entry.partition), -entry.messages, 0))
             if renumber and entry.assigned is not None:

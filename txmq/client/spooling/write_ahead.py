@@ -8,7 +8,7 @@ Nothing is sent before ``begin_sending``: the caller may first have to find out 
 
 Invariants:
     * no message is sent directly, so that none can pass one in the spool;
-    * a message that the broker refuses stays where it is, and those behind it wait. ``refusal`` says so.
+    * a message that the broker refuses stays where it is, and those after it wait. ``refusal`` says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Note(NamedTuple):
 
 
 class WriteAheadSpool(Spool):
-    """A spool with notes, in which a refused batch stays: those behind it would pass it. Thread safety: as ``Spool``.
+    """A spool with notes, in which a refused batch stays, as those after it would pass it. Thread safety: as ``Spool``.
 
     Attributes:
         refusal: why a message cannot be sent, ever; None if there is none such.
@@ -105,7 +105,7 @@ class WriteAheadSpool(Spool):
             "SELECT number, content FROM notes WHERE name = ? AND number > ? ORDER BY number LIMIT ?",
             (name, number, _PAGE),
         ):
-            for number, content in rows:  # noqa: B007  the next page begins behind the last one
+            for number, content in rows:  # noqa: B007  the next page begins after the last one
                 yield content
 
     def numbers(self) -> tuple[int, int | None]:

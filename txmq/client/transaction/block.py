@@ -192,7 +192,7 @@ class Transaction:
         Raises:
             TransactionStateError: the resource takes no part in the transaction, or a savepoint is open in another
                 thread.
-            RolledBackError: left normally, and PostgreSQL keeps nothing behind a statement that failed; or messages
+            RolledBackError: left normally, but a statement had failed, and PostgreSQL then keeps nothing; or messages
                 sent in it were sent ahead, and cannot be taken back: the transaction is doomed.
         """
         connection = self.connection(resource)
@@ -213,7 +213,7 @@ class Transaction:
             _savepoint.set(outer)
 
     def _begin_savepoint(self) -> tuple[object | None, int]:
-        """The savepoint around the new one, and how many messages stand in front of it."""
+        """The savepoint around the new one, and how many messages were sent before it."""
         with self._lock:
             self._require_in_savepoint()
             outer, self._savepoint = self._savepoint, object()

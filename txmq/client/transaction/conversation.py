@@ -141,7 +141,7 @@ class Conversation:
 
     @property
     def remaining_s(self) -> float:
-        """Until the deadline; negative behind it."""
+        """Until the deadline; negative after it."""
         return self.deadline - self._clock.monotonic()
 
     @property
@@ -150,7 +150,7 @@ class Conversation:
         return self._session.clock_ahead_ms + int(self.deadline * 1000)
 
     def check_deadline(self) -> None:
-        """Refuse to go on behind the deadline.
+        """Refuse to go on after the deadline.
 
         Raises:
             TransactionTimeoutError: it has passed.
@@ -336,7 +336,7 @@ class Conversation:
     def submit_prepare(
         self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str, of: str = ""
     ) -> Answer:
-        """Send ``prepare`` of a last resource; its answer is to be waited for.
+        """Send ``prepare`` of a last resource; the caller waits for its answer.
 
         Args:
             of: the transaction of whose marker this is a part, if not its own.
@@ -354,7 +354,7 @@ class Conversation:
         return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
     def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
-        """Send ``prepare`` of any kind, with the fields of that kind; its answer is to be waited for.
+        """Send ``prepare`` of any kind, with the fields of that kind; the caller waits for its answer.
 
         Raises:
             TxmqError: nothing was sent.
@@ -395,7 +395,7 @@ class Conversation:
                 raise
 
     def submit_commit(self, timeout_s: float) -> Answer:
-        """Send ``commit`` of what is prepared; its answer is to be waited for."""
+        """Send ``commit`` of what is prepared; the caller waits for its answer."""
         until = self._clock.monotonic() + timeout_s
         head = f"commit {self.txid}"
         return self._control.submit_transaction(head, self._floor(), (), until)
@@ -405,7 +405,7 @@ class Conversation:
         return self._control.write_transaction(f"commit {self.txid} delayable", self._floor(), ())
 
     def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart], *, is_held: bool) -> Answer:
-        """Send ``prepare`` of a part of a transaction that another home decides; its answer is to be waited for.
+        """Send ``prepare`` of a part of a transaction that another home decides; the caller waits for its answer.
 
         Args:
             is_held: readers see it when the deciding home says so.
@@ -422,7 +422,7 @@ class Conversation:
     def submit_decide(
         self, messages: Sequence[Buffer], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float
     ) -> Answer:
-        """Send the decision; its answer is to be waited for.
+        """Send the decision; the caller waits for its answer.
 
         Args:
             messages: as ``encoded`` made them.
@@ -495,7 +495,7 @@ class Conversation:
         return max(self.deadline, self._clock.monotonic() + seconds_min)
 
     def _fields(self) -> Numbers:
-        """Fields for streamed parts, and for the offsets in front of the parts."""
+        """Fields for streamed parts, and for the offsets before the parts."""
         streamed = self.streamed.extensions()
         return streamed if self.acks is None else {"offsets": len(self.acks.encoded()), **streamed}
 

@@ -121,7 +121,7 @@ class HalfMessage:
             fields: Extensions = {"group": self._group.group, "deadline": self._broker.deadline_ms}
             prepare(self._homes, "half", fields, self._messages)
         except (RequestTimeoutError, TransactionTimeoutError) as error:
-            self._withdraw()  # it may be prepared: no checker is to be asked about work that never began
+            self._withdraw()  # it may be prepared: no checker may be asked about work that never began
             raise_rolled_back(error, self._broker.txid_or_none)
         except TxmqError as error:
             if self._broker.may_have_arrived and isinstance(error, LOST):
@@ -145,7 +145,7 @@ class HalfMessage:
     def result(self) -> SendResult:
         """Where the message is: PENDING, or ACKNOWLEDGED with its offset after ``commit``.
 
-        In a cluster it may wait for its place behind an earlier transaction of its key; this waits for it.
+        In a cluster it may wait for its place after an earlier transaction of its key; this waits for it.
         """
         if self._messages.results[0].offset is None and self._lines:
             self._messages.place(self._homes.gather(self._lines, self.home.clock.monotonic() + self.home.timeout))
@@ -163,8 +163,8 @@ class HalfMessage:
             OutcomeUnknownError: the broker no longer knows.
             TransactionStateError: it was rolled back here.
 
-        Durability: readers see the message when this returns, unless it is ``pending``, or waits for its place behind
-        an earlier transaction of its key (``result``).
+        Durability: readers see the message when this returns, unless it is ``pending``, or waits for its place after an
+        earlier transaction of its key (``result``).
         """
         self._decide(Resolution.COMMIT)
 

@@ -4,12 +4,12 @@ Theory of operation. A transaction has a part at each home that it wrote to (``h
 another home is prepared there under an id of its own, names the deciding one, and is then committed or rolled back.
 
 What is decided is told to the homes, and the block returns: the commit of a last resource, which its database has
-decided, and the commits at other homes, which the deciding home has decided. Whoever reads the answers takes them: the
-next transaction at that home in passing (``look``), the client's resolver (``settle``), ``tx.results``, and everything
-that must not come before them (``wait``). The broker places keyed parts of transactions in their order by itself, but a
-plain message of the same partition would pass a commit that waits there for an earlier one. So writes of this client
-wait here before they go to such a partition, and reads of this client find what was committed before them. The same
-holds for messages that the deciding home has not placed yet (``homes``).
+decided, and the commits at other homes, which the deciding home has decided. The answers are taken by whatever reads
+them: the next transaction at that home in passing (``look``), the client's resolver (``settle``), ``tx.results``, and
+everything that must not come before them (``wait``). The broker places keyed parts of transactions in their order by
+itself, but a plain message of the same partition would pass a commit that waits there for an earlier one. So writes of
+this client wait here before they go to such a partition, and reads of this client find what was committed before them.
+The same holds for messages that the deciding home has not placed yet (``homes``).
 
 A commit says that no caller waits for its answer (``delayable``): the home lets it wait a moment for company, and it
 shares a sync with the next transaction. A caller that waits after all sends it once more, and it is forced at once.
@@ -17,7 +17,7 @@ shares a sync with the next transaction. A caller that waits after all sends it 
 Invariants:
     * ``state`` says the more careful thing: PREPARING before a request that prepares is sent, COMMITTED before its
       commit is;
-    * nothing waits behind a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the
+    * nothing waits after a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the
       resolver writes;
     * a commit that was lost is sent again before anything else that waits;
     * an answer other than a success ends it, too, and is logged: the home has decided without its transaction.
@@ -84,7 +84,7 @@ class HomePart(Conversation):
         refusal: what the home answered to its commit in place of that.
         on_answered: called when it has answered.
         is_late: its commit was waited for, and is not answered.
-        answer: the answer to come to its commit; None if that was not written, or lost.
+        answer: the answer that will come to its commit; None if that was not written, or lost.
         turn: of the thread that takes the answer: an answer has one waiter.
         is_open: its commit is not answered.
         is_delayable: the home was told that no caller waits for the answer.
@@ -388,7 +388,7 @@ class PendingCommits:
 
         Args:
             deadline: monotonic time.
-            besides: those of this last resource are not waited for.
+            besides: parts of this last resource are not waited for.
 
         Raises:
             ConnectionLostError: the home is away until then.

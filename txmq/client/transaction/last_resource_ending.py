@@ -405,7 +405,7 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         on_told(Outcome.UNKNOWN if is_contrary else Outcome.COMMITTED)
 
     def _let_go(self) -> None:
-        """Nobody is to be told any more, and no cycle is left to be collected."""
+        """Tell nobody any more, and leave no cycle to collect."""
         self._on_told = _nothing
         for part in (self._decider, *self._homes.others):
             part.on_answered = nothing

@@ -48,7 +48,7 @@ _NO_ANSWER = "no answer to commit"
 
 
 class LocalEnding:
-    """See the module's docstring. It begins when its first message is to be sent.
+    """See the module's docstring. It begins when its first message must be sent.
 
     Attributes:
         has_begun: see ``Ending``.

@@ -218,7 +218,7 @@ class SavedOffsets(Protocol):
         """Those of the partitions that one home owns."""
 
     def encoded(self) -> bytes:
-        """As they stand in front of the parts: the same in every repeated request.
+        """As they stand before the parts: the same in every repeated request.
 
         Raises:
             RolledBackError: a partition was lost meanwhile.

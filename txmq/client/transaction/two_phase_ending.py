@@ -335,7 +335,7 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
     def _prepare_branches(self) -> XAEvent:
         homes, decider = self._homes, self._decider
         homes.send_prepares(self._submit_branch)
-        with suppress(TxmqError):  # is raised again when they are to be sent
+        with suppress(TxmqError):  # raised again when they must be sent
             self._encoded = decider.encoded(decider.parts)  # the homes work meanwhile
         self._on_all([partial(database.prepare, decider.txid) for database in self.databases])
         homes.await_prepared(self._submit_branch)

@@ -11,7 +11,8 @@ interpreter's lock.
 
 *Sending*. A request is appended to ``_out``. The thread that finds the sending lock free writes all that is in there,
 those of other threads, too, in one piece; these go on to wait. While followers are being woken one after another, which
-are likely to send again, requests are held back, at most ``HELD_BACK_MAX``; who wakes the last of them writes them all.
+are likely to send again, requests are held back, at most ``HELD_BACK_MAX``; the thread that wakes the last of them
+writes them all.
 
 Nothing here blocks while it holds a lock. What the socket does not take at once is kept (``_stuck``), and a waiting
 thread writes it later. A callback (``Pending``) may therefore send.
@@ -26,8 +27,8 @@ Invariants:
     * The answer to a request that was given up (``abandon``) is read and dropped. If nothing at all has come for
       ``SILENT_S_MAX`` then, though something was asked, the connection ends: the broker stands still, or a middle box
       has forgotten the connection.
-    * A KeyboardInterrupt leaves no lock behind. A lock is held by ``with``, or it is an attribute that a ``finally``
-      clears before any call: CPython raises the interrupt behind calls, so behind ``acquire``, too.
+    * A KeyboardInterrupt leaves no lock held. A lock is held by ``with``, or it is an attribute that a ``finally``
+      clears before any call: CPython raises the interrupt after calls, so after ``acquire``, too.
     * A listed follower will be woken. While a follower has to be woken, a thread is awake that passes that on, because
       every thread that leaves the list calls ``_pass_on``. A KeyboardInterrupt inside ``_pass_on`` could break the
       chain, so no follower sleeps longer than ``SLEEP_S_MAX`` without looking again.
@@ -254,7 +255,7 @@ class Connection:
                 self._write_on(remaining)
 
     def _write_on(self, timeout: float) -> None:
-        """Write when there is room, beside a leader that may be waiting for answers only."""
+        """Write when there is room, while a leader may be waiting for answers only."""
         if self.stream.wait_writable(timeout):
             self.write()
 

@@ -1,8 +1,8 @@
 """A client logs in, before anything else is said on a connection: by SCRAM-SHA-256, or as the owner of its certificate.
 
-By SCRAM both sides prove that they know the password; who pretends to be the broker learns nothing that it could use.
-Over TLS the proof holds for the certificate that this client was shown, and for no other: who relays between two
-conversations of TLS, with another certificate that the client trusts, cannot log in with it.
+By SCRAM both sides prove that they know the password; a fake broker learns nothing that it could use.
+Over TLS the proof holds for the certificate that this client was shown, and for no other: a relay between two TLS
+connections, with another certificate that the client trusts, cannot log in with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONCE_BITS = 192
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who logs in, and how. No text of it shows a password."""
+    """The user that logs in, and how. No text of it shows a password."""
 
     user: str
     password: Callable[[], str] | None = field(repr=False)  # asked at each login; None: the certificate proves it

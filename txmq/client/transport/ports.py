@@ -65,7 +65,7 @@ class BrokerControl(Control, Protocol):
         """Send a transaction's request."""
 
     def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Answer:
-        """Send one behind a decision, waiting for nothing."""
+        """Send one after a decision, waiting for nothing."""
 
     def close(self) -> None:
         """End the connection."""
@@ -218,7 +218,7 @@ class Asking(Routing[HomeBroker], Protocol):
     def call_any(
         self, verb: str, *arguments: str | int, timeout: float, extensions: dict[str, str] | None = None
     ) -> bytes:
-        """As ``ask_any`` for what is not to be done twice."""
+        """As ``ask_any`` for what must not be done twice."""
 
     def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeBroker], T]) -> T:
         """Ask the home that owns a partition."""

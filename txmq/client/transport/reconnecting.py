@@ -130,7 +130,7 @@ class ReconnectingConnection:
                     raise
 
     def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
-        """``submit_transaction`` behind a decision: the kernel has the request when this returns.
+        """``submit_transaction`` after a decision: the kernel has the request when this returns.
 
         It waits for no connection. What the socket does not take in ``WRITE_S_MAX`` a thread writes that waits next.
 

@@ -1,7 +1,7 @@
 """Offsets in a file: for a group of one, without anything but the broker and a local disk.
 
-The file is replaced as a whole: written beside itself, synced, renamed, the directory synced. A lock file next to it
-keeps a second process out, and the broker refuses a second member, because one on another host would not find these
+The file is replaced as a whole: written under another name, synced, renamed, the directory synced. A lock file next to
+it keeps a second process out, and the broker refuses a second member, because one on another host would not find these
 offsets.
 
 Byte layout

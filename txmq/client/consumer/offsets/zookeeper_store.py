@@ -16,7 +16,7 @@ that is not known), and a text about deferred messages stands between. An empty 
 Invariants:
     * a node that is missing above the groups is an error: a wrong path, or an ensemble that lost its data, never means
       that nothing was saved;
-    * a value beside which no generation stands was not written by this store, and is an error.
+    * a value without a generation was not written by this store, and is an error.
 
 Sources: MetaQ, ``ZkOffsetStorage``; ZooKeeper Programmer's Guide, "Consistency Guarantees".
 """

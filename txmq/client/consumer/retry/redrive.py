@@ -12,7 +12,7 @@ The account is read when the redrive's own record in it is visible: then all bef
 earlier decision waits for a database that is away. An outcome that the broker no longer keeps (410) is final, but not
 known: another record is appended, and the account is read once more when that record is visible.
 
-Whoever may write the dead-letter topic writes there what they like, and a redrive has the rights of its operator. So
+Users who may write the dead-letter topic can put anything there, and a redrive has the rights of its operator. So
 it neither reads nor sends to a topic because a dead letter names it: the group reads that topic, as the broker knows,
 or the operator has named it.
 
@@ -83,7 +83,7 @@ class Redrive:
     Args:
         client: of the broker.
         group: whose dead letters.
-        topics: from which they may have come, beside those that the group reads.
+        topics: from which they may have come, besides those that the group reads.
     """
 
     def __init__(self, client: Messaging, group: str, topics: Collection[str] = ()) -> None:
