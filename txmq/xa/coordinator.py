@@ -30,7 +30,7 @@ class Coordinator(Generic[State, Event, Effect]):
         self._table, self._ends = table, ends
 
     def step(self, event: Event) -> tuple[Effect, ...]:
-        """Move, and answer what is to be done now.
+        """Move, and answer what must be done now.
 
         Raises:
             TransactionStateError: the event does not fit the state (a defect); nothing has changed.

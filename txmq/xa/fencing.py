@@ -1,7 +1,7 @@
 """Fencing tokens: of a database and its copies, which is the one in which what is missing proves anything.
 
-Theory of operation. A copy of a database has everything of the original's, but not what was written there since. So who
-resolves in a database writes a random word into it, a *token*, and tells the broker, which keeps the newest token of
+Theory of operation. A copy of a database has everything of the original's, but not what was written there since. So a
+resolver in a database writes a random word into it, a *token*, and tells the broker, which keeps the newest token of
 each database and takes another one only from a database that has the newest (``broker/state/fencing_tokens.py``). Of a
 database and its copy the first one that resolves goes on; in the other one no token is accepted any more. Whatever
 follows the former in time, by replication, fail-over or a restart, has its token and goes on likewise, without a word.
@@ -14,8 +14,9 @@ A *drawing*::
   |  \\--SAME--> STRANGE                    |             |
   ^------REFUSED-----+---------MOVED-------+---REFUSED---+
 
-READ the row: ``accepted``, and ``drawn`` after it. SETTLE: tell the broker again what somebody has drawn, who may have
-died before he told it. DRAW, in one forced commit: the settled one becomes ``accepted``, a new one ``drawn``. TELL it.
+READ the row: ``accepted``, and ``drawn`` after it. SETTLE: tell the broker again what a resolver has drawn that may
+have died before it told it. DRAW, in one forced commit: the settled one becomes ``accepted``, a new one ``drawn``. TELL
+it.
 
 SAME: the row is the one that was refused a moment ago. The broker's answer lies between two looks at an unchanged row,
 so its newest token does not stand here.
@@ -31,7 +32,7 @@ Laws:
     5. An XA branch that XA RECOVER does not list, and whose marker is not there, is lost only by a token that was drawn
        after both looks (``two_phase/branch_resolver.py``). The broker has decided, so the branch was prepared before:
        it stands neither prepared nor committed in what goes on. That holds whether or not a replica has prepared
-       branches. XA RECOVER lists those of the whole server; the token stands in one schema, beside the markers. So of
+       branches. XA RECOVER lists those of the whole server; the token stands in one schema, next to the markers. So of
        two schemas with one identity on a server one goes on, and two resources never share a token.
 
 What if it stops here?

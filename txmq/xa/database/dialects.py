@@ -82,8 +82,8 @@ class Dialect:
         read_committed: statement that lets a session lock no more than the rows it changes; empty if that takes none or
             the server's binary log refuses it.
         delete: how a statement that deletes rows by their key begins.
-        identity_key, marker_key: what lets the server itself keep markers of another identity out, behind the columns
-            of the two tables; empty if a condition of the INSERT costs as little.
+        identity_key, marker_key: what lets the server itself keep markers of another identity out, after the columns of
+            the two tables; empty if a condition of the INSERT costs as little.
         engines: statement that lists tables (``schema.table``, engine) that cannot roll back, of all schemas that the
             user sees; empty if all tables can.
         engines_two_phase: the same for tables that cannot roll back or cannot prepare.
@@ -91,7 +91,7 @@ class Dialect:
         quote: what stands around a name.
         session_number: SQL expression, what ``end_session`` takes; 0 if the server ends idle transactions by itself.
         end_session: how a statement that ends another session begins; empty if there is none.
-        held: behind a SELECT of a row: fails at once if an open transaction holds it; empty if that is not to be asked.
+        held: after a SELECT of a row: fails at once if an open transaction holds it; empty if that cannot be asked.
         waits_briefly: statement that lets the open transaction wait for a lock for a moment only; empty if ``held``
             says whether there is one, or if there are no locks of rows.
         is_held: whether an error says that somebody else holds a row.
@@ -322,7 +322,7 @@ def _sqlite_did_not_look(error: BaseException) -> bool:
 
 SQLITE = Dialect(
     name="sqlite",
-    # A deferred transaction that reads first fails when it comes to write and another one wrote meanwhile.
+    # A deferred transaction that reads first fails when it then writes and another one wrote meanwhile.
     begin="BEGIN IMMEDIATE",
     now_ms="CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)",
     is_local_clock=True,

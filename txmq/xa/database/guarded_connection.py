@@ -56,8 +56,8 @@ class Guard:
         on_use: called before each call of the driver.
         there: runs what uses the driver: here, or in the connection's own thread.
         is_changed: the session is not what it was before: no other block should have the connection.
-        was_ended: a call succeeded behind which no transaction was open: it has ended it.
-        was_rolled_back: a call failed behind which none was open any more: the database has rolled it back.
+        was_ended: a call succeeded, and no transaction was open after it: it has ended it.
+        was_rolled_back: a call failed, and none was open after it: the database has rolled it back.
     """
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Guard:
         return result
 
     def note(self, error: BaseException) -> None:
-        """A statement of the body failed, or the body raised this: with what stands behind it."""
+        """A statement of the body failed, or the body raised this: with the errors that led to it."""
         if self.error is None:
             self.error = error
         self.errors.extend(_behind(error))

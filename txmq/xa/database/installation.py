@@ -11,10 +11,10 @@ holds its deadline before XA START. A clock that is set within a block would be 
 
 Invariants:
     * a database whose uuid, name or cluster is another one is refused: unreachable, never absent;
-    * a defect that would show only when a transaction is to be resolved (a missing privilege) is found before the first
+    * a defect that would show only when a transaction must be resolved (a missing privilege) is found before the first
       one begins;
     * ``install`` touches nothing if everything is there: a transaction in doubt holds locks on the tables;
-    * of those who install at the same moment one creates what is missing, and the others find it there.
+    * of several installations at the same moment one creates what is missing, and the others find it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""How committed markers leave: those of this process's own transactions, and those that others left behind.
+"""How committed markers leave: those of this process's own transactions, and those that others left.
 
 Theory of operation. A marker is needed as long as the outcome may be asked for. Those of this process's finished
 transactions leave in bulk, at most once a second if there are hundreds, every ten seconds if there are few, and the
 last ones at the end. Those of others are looked at when they are ten minutes old, a page of keys at a time, each page
-behind the one before: markers that must stay keep none from leaving. Their broker is asked for the outcomes, and then
+after the one before: markers that must stay keep none from leaving. Their broker is asked for the outcomes, and then
 every home for all that it lists of this database.
 
 A marker of another leaves if its broker says committed, or 410 `fenced` (the outcome is no longer kept, or the session
 has ended: later requests are refused), and no home lists anything of the transaction: not prepared, no branch
 incomplete, no heuristic decision that an operator has yet to forget. Rolled back means rows without messages: the
 marker stays, as the proof. So does 410 `never-issued`: the broker was restored from an older copy. The database goes
-with the question: nothing else says, of what is over, that the resolver's user may ask. To whom it is not told, it
-stays.
+with the question: nothing else says, of what is over, that the resolver's user may ask. If the broker does not tell,
+the marker stays.
 
 Unknown, of a session that is there: such a broker had the session in the copy. It is made to keep that
 (``hazard.lost_messages``), for when the session has ended the transaction would look settled.
@@ -67,7 +67,7 @@ class Markers(Protocol):
         """Identity of the database."""
 
     def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
-        """Transaction ids of committed markers older than that and behind ``after``, in order."""
+        """Transaction ids of committed markers older than that and after ``after``, in order."""
 
     def delete_committed(self, txids: Sequence[str]) -> None:
         """Remove committed markers, all of them or none."""

@@ -41,7 +41,7 @@ from txmq.xa.database.sqlite_turns import WriterTurn
 from txmq.xa.database.statement import Statement
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
-ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # behind the deadline: longer than any delayed COMMIT lives
+ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # after the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
 _LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}\Z")
 
@@ -90,7 +90,7 @@ def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn 
 
 @contextmanager
 def reading(connection: Connection, dialect: Dialect) -> Iterator[None]:
-    """Read outside any transaction: no lock is waited for, and none is left behind."""
+    """Read outside any transaction: no lock is waited for, and none is left."""
     try:
         for statement in dialect.settings:
             run(connection, statement)
@@ -206,7 +206,7 @@ class MarkerTable:
         return [(text(name), text(engine)) for name, engine in self._read(connection, statement)]
 
     def put_identity(self, connection: Connection, identity: DatabaseIdentity) -> None:
-        """Store who this database is. Own transaction.
+        """Store which database this is. Own transaction.
 
         Raises:
             the driver's IntegrityError: it is stored already.
@@ -275,9 +275,9 @@ class MarkerTable:
         )
 
     def insert_committed_or_fail(self, txid: str, uuid: str, deadline_ms: int) -> Statement:
-        """The owner's row as SQL that fails unless it gets in: what is sent behind it is not done then.
+        """The owner's row as SQL that fails unless it gets in: what is sent after it is not done then.
 
-        Only with ``has_key``. Behind an error of ``KEPT_OUT``, ``insert_committed`` tells why, or gets it in.
+        Only with ``has_key``. After an error of ``KEPT_OUT``, ``insert_committed`` tells why, or gets it in.
         One query less than a condition that reads the identity, which is the half of this statement's cost.
 
         Raises:
@@ -396,7 +396,7 @@ class MarkerTable:
         self._read(connection, f"SELECT 1 FROM {self.name} WHERE txid = ? FOR UPDATE", (txid,))  # noqa: S608
 
     def committed_before(self, connection: Connection, age_ms: int, after: str, limit: int) -> list[str]:
-        """Transaction ids of committed rows older than ``age_ms`` and behind ``after``, in order."""
+        """Transaction ids of committed rows older than ``age_ms`` and after ``after``, in order."""
         rows = self._read(
             connection,
             f"SELECT txid FROM {self.name} WHERE outcome = '{COMMITTED}' AND txid > ? "  # noqa: S608

@@ -111,7 +111,7 @@ def rows_of(connection: Any, statements: Sequence[str]) -> list[list[Any]]:
     """Run statements in one packet; returns the rows of each, none for those that give none.
 
     Raises:
-        the driver's error of the first that fails; those behind it are not done.
+        the driver's error of the first that fails; those after it are not done.
     """
     if isinstance(connection, ThreadConnection):
         return connection.call(rows_of, statements)
@@ -126,9 +126,9 @@ def rows_of(connection: Any, statements: Sequence[str]) -> list[list[Any]]:
 
 
 def commit(connection: Any, statements: Sequence[str], *, ahead: int = 0) -> tuple[int, Exception | None]:
-    """Run COMMIT with what stands before and behind it, in one packet. Returns with COMMIT's own answer.
+    """Run COMMIT with what stands before and after it, in one packet. Returns with COMMIT's own answer.
 
-    The answers of what is behind it are to be read by who needs them: the decision is reported to the broker first.
+    The answers to what is after it are read by the code that needs them: the decision is reported to the broker first.
 
     Args:
         ahead: how many statements stand before it.

@@ -171,7 +171,7 @@ class DatabaseResource(ABC, Generic[S]):
             limit.end()
 
     def _open_for_block(self, cluster: str, timeout_s: float) -> S:
-        """As ``_open``, within bounds: tasks that time out behind a held row would open as many as the server has.
+        """As ``_open``, within bounds: tasks that time out waiting for a held row would open as many as the server has.
 
         Raises:
             TransactionTimeoutError: the database does not answer.

@@ -1,10 +1,10 @@
 """The queue of writers to an SQLite file, among the threads and strands of this process.
 
 Theory of operation. SQLite has one writer a file; the others poll with sleeps of 1 to 100 ms, so the file lies idle
-while all of them sleep. Who waits for a turn here is woken by the one that ends its transaction: 8 threads make about
+while all of them sleep. A waiter for a turn here is woken by the one that ends its transaction: 8 threads make about
 twice the transactions. A strand waits in its loop, and holds no thread while it does. It is a queue and nothing else:
-the file's own lock decides, also between processes, and who has waited in vain for the connection's busy timeout asks
-SQLite all the same.
+the file's own lock decides, also between processes, and a waiter that has waited in vain for the connection's busy
+timeout asks SQLite all the same.
 
 Invariants:
     * nothing is ever refused here, and no turn is needed for what is correct;

@@ -13,7 +13,7 @@ is a hop.
 Invariants:
     * never a second statement while one runs;
     * a call whose caller was interrupted (a cancelled task) goes on, and the connection is *left*: it takes nothing
-      more, and is closed behind that call. What it had sent decides nothing: a COMMIT's outcome is to be looked up;
+      more, and is closed after that call. What it had sent decides nothing: a COMMIT's outcome must be looked up;
     * such calls are counted while they run (``GivenUp``): each has a connection and a thread, which no semaphore of the
       application holds any more.
 """
@@ -51,7 +51,7 @@ class GivenUp:
             self.count += 1
 
     def ended(self) -> None:
-        """One has come to its end."""
+        """One has ended."""
         with self._lock:
             self.count -= 1
 
@@ -100,13 +100,13 @@ class ThreadConnection:
     def _leave(self) -> None:
         if self._given_up is not None and not self.is_left:
             self._given_up.begun()
-            self._worker.post(self._given_up.ended)  # behind what runs
+            self._worker.post(self._given_up.ended)  # after what runs
         self.is_left = True
         with suppress(Exception):  # only SQLite's can be interrupted from here, and costs nobody else anything
             self.driver_connection.interrupt()
 
     def close(self, then: Callable[[], None] | None = None) -> None:
-        """Close it behind what runs, without waiting for that; and then call ``then``, in the thread."""
+        """Close it after what runs, without waiting for that; and then call ``then``, in the thread."""
         if not self._has_ended:
             self._has_ended = self.is_left = True
             self._worker.post(self._close_here)

@@ -34,7 +34,7 @@ class TokenTable:
     """The statements. Has no connection of its own and keeps no state.
 
     Args:
-        markers: the table beside it.
+        markers: the table that it goes with.
     """
 
     def __init__(self, markers: MarkerTable) -> None:

@@ -4,7 +4,7 @@ Through mysqlclient, statements that stand together go out at once (``mysql_serv
 with that of the body instead of six: the savepoint's release, the marker row, and COMMIT AND CHAIN, which begins the
 next transaction, with that one's savepoint, so that a block that follows at once on the same connection of ours begins
 without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's answer, if
-it has one of its own. An empty transaction holds no locks and no snapshot. The server does nothing behind a statement
+it has one of its own. An empty transaction holds no locks and no snapshot. The server does nothing after a statement
 that fails, so COMMIT needs a marker that fails if it does not get in (``MarkerTable.insert_committed_or_fail``). Where
 there is none, release and marker are a packet of their own, sent while the broker prepares.
 
@@ -14,7 +14,7 @@ Invariants:
       of ours whose session the body has changed, or in which a statement failed that would fail again;
     * no call waits longer than until the block's deadline (or ``WAIT_S_MIN``, ``END_S_MIN``): the connection is
       lost then. Between the calls it is left alone: a healthy one tells what the body has done;
-    * a branch that has let go of its connection does not touch it any more: a caller that was interrupted right behind
+    * a branch that has let go of its connection does not touch it any more: a caller that was interrupted right after
       that asks again for the same end.
 """
 
@@ -195,7 +195,7 @@ class Branch:
         self._guard.note(error)
 
     def leave_marker_to_commit(self, txid: str, timeout_s: float) -> bool:
-        """Whether ``commit`` puts the marker in, in front of COMMIT; otherwise ``insert_marker`` does.
+        """Whether ``commit`` puts the marker in, before COMMIT; otherwise ``insert_marker`` does.
 
         Args: as of ``insert_marker``.
         """

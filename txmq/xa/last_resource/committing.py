@@ -1,4 +1,4 @@
-"""COMMIT of a branch on MySQL and MariaDB, with all that stands before and behind it, sent to the server at once.
+"""COMMIT of a branch on MySQL and MariaDB, with all that stands before and after it, sent to the server at once.
 
 Theory of operation. The savepoint's release, the marker, COMMIT AND CHAIN and the next block's savepoint are four
 statements. As one packet the server parses each, and sends four answers, each of which wakes this process. MariaDB

@@ -96,10 +96,10 @@ class LastResourceEvent(enum.Enum):
     PREPARE_REFUSED = "prepare refused"
     PREPARE_UNKNOWN = "prepare unknown"  # no answer: prepared, or to be prepared yet, or lost
     MARKER_INSERTED = "marker inserted"
-    MARKER_LEFT = "marker left to commit"  # it goes in front of COMMIT, which is not done unless the marker gets in
+    MARKER_LEFT = "marker left to commit"  # it goes before COMMIT, which is not done unless the marker gets in
     MARKER_REFUSED = "marker refused"  # too late, taken by a resolver, or any error
     DATABASE_COMMITTED = "database committed"
-    DATABASE_REFUSED = "database refused"  # the transaction is still open behind the error: surely not committed
+    DATABASE_REFUSED = "database refused"  # the transaction is still open after the error: surely not committed
     DATABASE_UNKNOWN = "database unknown"
     PROVED_COMMITTED = "proved committed"  # by the marker table
     PROVED_ROLLED_BACK = "proved rolled back"

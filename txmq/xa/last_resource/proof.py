@@ -15,8 +15,8 @@
 READ_ELSEWHERE: here it begins without the newest fencing token: perhaps a copy of the database answers. A committed
     marker proves that the rows are committed wherever it is found; no other row, and no missing one, proves anything.
 
-REPORT_ROLLBACK rests on a row that keeps the owner's out of this database. Whoever reports it draws a fencing token
-first, which makes it a proof (``xa/fencing.py``).
+REPORT_ROLLBACK rests on a row that keeps the owner's out of this database. The one that reports it draws a fencing
+token first, which makes it a proof (``xa/fencing.py``).
 
 HELD: an open transaction has the row, uncommitted. Nobody waits for it, so that it keeps nobody else.
 
@@ -25,7 +25,7 @@ CONTRADICTED: the broker decided otherwise.
 Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
     * nothing is reported before the row that it rests on is durable (``marker_table``);
-    * two resolvers of one transaction meet at the primary key and come to the same end.
+    * two resolvers of one transaction meet at the primary key and have the same result.
 """
 
 from __future__ import annotations

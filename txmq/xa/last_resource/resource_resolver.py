@@ -359,7 +359,7 @@ class LastResourceResolver:
         self.close()
 
     def _reopen_file(self) -> None:
-        """An SQLite file may have been put in the place of the one that is open: who commits now opens that one."""
+        """An SQLite file may have been put in the place of the one that is open: a commit now opens that one."""
         if self._database is not None and self._database.table.dialect.is_local_clock:
             self.close()
 

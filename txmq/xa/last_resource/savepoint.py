@@ -1,7 +1,7 @@
 """A part of a transaction in a database whose statements may fail without dooming the rest: ``tx.savepoint``.
 
-An error that leaves it rolls the part back, and the transaction is as sound as it was in front of it. If a statement
-failed and the part ends normally, the work of its other statements stays, in databases that go on behind a failed
+An error that leaves it rolls the part back, and the transaction is as sound as it was before it. If a statement
+failed and the part ends normally, the work of its other statements stays, in databases that go on after a failed
 statement (MySQL, MariaDB, SQLite: it did nothing); PostgreSQL does not go on, so that the part is rolled back and that
 is said by an error.
 
@@ -39,7 +39,7 @@ class Savepoint:
         """End the part normally: its work stays.
 
         Raises:
-            RolledBackError: it could not: a statement in it failed, and the database does not go on behind that.
+            RolledBackError: it could not: a statement in it failed, and the database does not go on after that.
         """
         try:
             self._run("RELEASE SAVEPOINT")

@@ -9,7 +9,7 @@ Theory of operation::
 
 Three round trips (``late_start``), or four, where bare XA has five statements. If the body ended the branch by hand, XA
 END says so, and the marker goes with the connection, which is closed: it stands in a transaction that nobody commits.
-(A savepoint behind XA START, released first, would say it before the marker, for 20 to 40 us of each transaction's
+(A savepoint after XA START, released first, would say it before the marker, for 20 to 40 us of each transaction's
 processor time.)
 The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
 outcome. Without marker, a branch that did not write (by the session's own counters) is ended in ``prepare``; there is
@@ -171,7 +171,7 @@ class MySQLBranch:
         return RolledBackError(text, self._txid)
 
     def _send_prepare_unless_kept_out(self, marker: str, end: str) -> bool:
-        """Whether the server has let the marker in; otherwise nothing of what stands behind it was done."""
+        """Whether the server has let the marker in; otherwise nothing of what stands after it was done."""
         try:
             self._send_prepare(marker, end)
         except RolledBackError as error:
@@ -181,7 +181,7 @@ class MySQLBranch:
         return True
 
     def _send_prepare(self, *work: str) -> list[int]:
-        """XA PREPARE, and what stands in front of it; how many rows each changed."""
+        """XA PREPARE, and what stands before it; how many rows each changed."""
         counts, error = self._send(*work, self._xa("PREPARE"))
         self._may_be_prepared = len(counts) > 0
         if error is not None:

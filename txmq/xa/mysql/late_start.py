@@ -1,17 +1,17 @@
-"""XA START in one packet with the statement behind it: a round trip less.
+"""XA START in one packet with the statement after it: a round trip less.
 
 Theory of operation. The driver's connection gets another ``query``, and another ``send_query``, until one of the two is
 called: for the first statement of the body, or for the end of a branch that has none. Cursors send all that they are
 given by ``query``. The server answers XA START first, which is read here; the caller reads the answer to what it sent.
-The server does nothing behind a statement that fails.
+The server does nothing after a statement that fails.
 
 In ``txmq.aio``, where each round trip is a turn of the connection's thread, that is 6 to 15 % of the processor time of
 a transaction; with threads some 10 us (docs/benchmarks.md, "XA: what is left"). For connections that have answered a
 moment ago, because one that the server has ended dooms the block that finds it out.
 
 Invariants:
-    * nothing is sent on the connection in front of XA START, and that is sent once;
-    * a text that gives no answer behind XA START, or that is long, is sent by itself: its own answer, or error, is what
+    * nothing is sent on the connection before XA START, and that is sent once;
+    * a text that gives no answer after XA START, or that is long, is sent by itself: its own answer, or error, is what
       the caller gets in any case.
 """
 

@@ -38,7 +38,7 @@ class PrepareUnknownError(TransactionError):
 
 
 class Ended(enum.Enum):
-    """A database's answer when a prepared branch was to be ended."""
+    """A database's answer when a prepared branch should end."""
 
     DONE = "done"
     NOT_KNOWN = "not known"  # XAER_NOTA: ended before, or its owner's connection lives
@@ -151,7 +151,7 @@ class XABranch(Protocol):
 
     @property
     def ended_by_body(self) -> bool:
-        """Behind ``roll_back``: there was no branch, so the body had ended it by itself, and may have committed it."""
+        """After ``roll_back``: there was no branch, so the body had ended it by itself, and may have committed it."""
 
     def finish(self) -> None:
         """The branch has ended: the connection may be used again."""

@@ -35,7 +35,7 @@ Laws:
       An owner that cannot fence leaves the branch to the resolver, which does;
     * after DECIDED nothing rolls back, an interrupt included; branches that cannot be finished here are left to the
       resolver;
-    * a branch is reported complete only behind its own commit;
+    * a branch is reported complete only after its own commit;
     * ROLLED_BACK and ROLLED_BACK_PENDING are the end only if no ``decide`` was executed, nor ever will be. If that
       cannot be known the end is UNKNOWN;
     * every interrupt leads to an end, and none takes a decision back;
@@ -92,7 +92,7 @@ class XAEvent(enum.Enum):
     MAYBE_PREPARED = "maybe prepared"  # some branch refused or did not answer, and some is or may be prepared
     DECIDED = "decided"  # the broker says so, to decide or when it is asked
     DECIDE_REFUSED = "decide refused"  # or not sent at all; surely no attempt was executed, or will be
-    DECIDE_DOUBTFUL = "decide doubtful"  # refused behind an attempt that was not answered
+    DECIDE_DOUBTFUL = "decide doubtful"  # refused after an attempt that was not answered
     DECIDE_UNKNOWN = "decide unknown"  # no answer, and no time left
     BRANCHES_COMMITTED = "branches committed"
     SOME_COMMITTED = "some committed"  # of the others nothing is known

@@ -32,7 +32,7 @@ class Verdict(enum.Enum):
 
 
 def verdict(ended: Ended, *, outcome: str | None, has_marker: bool, wrote: bool) -> Verdict:
-    """Judge a branch that XA RECOVER does not list behind the database's answer; see the table above.
+    """Judge a branch that XA RECOVER does not list after the database's answer; see the table above.
 
     Args:
         outcome: of the marker row, read after XA RECOVER.
