@@ -14,7 +14,7 @@ into a ``GroupHistory``; ``check_group`` asks every rule. The rules know nothing
     G5  lag-left        at the end, with every member at rest, the saved offset is not the partition's end
     G6  stopped         a partition that did not move, whose owner and broker were up, was not served for too long
 
-Lines, beside those of ``history`` (of which ``send`` and ``nemesis`` are read here, too):
+Lines, besides those of ``history`` (of which ``send`` and ``nemesis`` are read here, too):
 
     f       ty      v
     view    ok      [topic, partition, generation, offset | null]: member ``p`` is to consume this; the first time only

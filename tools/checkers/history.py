@@ -14,7 +14,7 @@ acknowledged transaction, L5 says only of plain sends, and so on.
     L9  int-poll                 a gap or a step back inside one poll
     L10 poll                     a gap or a step back between two polls of a process
     L11 nonmonotonic-send        ``order``: one process's operations out of order in a partition
-    L12 realtime-order           written after another was acknowledged, and in front of it
+    L12 realtime-order           written after another was acknowledged, and at a lower offset
     L13 torn-contiguity          another message between two of one transaction
     A1  ok-but-missing           a transaction acknowledged, and not all of it there
     A2  fail-but-present         a transaction refused, and some of it there

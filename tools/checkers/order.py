@@ -1,8 +1,8 @@
-"""Rules L11 and L12 of ``history``: what was acknowledged stands in front of what began afterwards.
+"""Rules L11 and L12 of ``history``: what was acknowledged stands before what began afterwards.
 
 With one broker a transaction has its place when it is acknowledged, and the order holds in the whole partition. In a
 cluster a part at another home may get its place later: then the block returned without an offset of it, and only what
-shares its key waits behind it: transactions of any client, and all that the same client sends.
+shares its key waits for it: transactions of any client, and all that the same client sends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Written(NamedTuple):
     operation: Operation
     first: int
     last: int
-    is_bound: bool  # whether what begins after its end must stand behind it, in this queue
+    is_bound: bool  # whether what begins after its end must stand after it, in this queue
 
 
 def program_order(index: Index) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def program_order(index: Index) -> Iterator[Finding]:
 
 
 def realtime_order(index: Index) -> Iterator[Finding]:
-    """L12, between processes: the greatest offset acknowledged before an operation began lies in front of it."""
+    """L12, between processes: the greatest offset acknowledged before an operation began is lower than its own."""
     by_queue: dict[Queue, list[_Written]] = defaultdict(list)
     for operation in index.operations:
         if operation.status != "fail":

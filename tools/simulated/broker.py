@@ -57,7 +57,7 @@ class SimulatedBroker:
         log: per topic and partition, the messages that readers see.
         owner_connected: what ``recover`` says of every owner.
         is_away: no connection can be had.
-        witness: called before and behind each execution; it may take the broker away, and the answer with it.
+        witness: called before and after each execution; it may take the broker away, and the answer with it.
         home: id of its journal.
         timeout: as ``Client.timeout``.
         holds: requests that are carried out later.

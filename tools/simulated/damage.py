@@ -28,7 +28,7 @@ class CrashModel:
         torn: a write may be there in part.
         garbage: a write may leave garbage in place of itself.
         granularity: bytes of a sector.
-        powersafe_overwrite: bytes beside a write are safe from it.
+        powersafe_overwrite: bytes next to a write are safe from it.
     """
 
     reorder: bool = True

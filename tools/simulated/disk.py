@@ -1,13 +1,13 @@
 """A simulated disk (ports ``Disk`` and ``File``): it forgets, tears and refuses as a real one may.
 
-Theory of operation. Reads show the newest bytes (the page cache: one ``bytearray`` a file); beside them a ``Model``
+Theory of operation. Reads show the newest bytes (the page cache: one ``bytearray`` a file); apart from them a ``Model``
 keeps what is durable and what is pending. ``crash()`` draws what a power loss leaves, and returns a new disk that holds
 just that. ``kill()`` ends the process only: the cache stays, locks and open files go. Operations can be recorded in a
 ``Trace``, from which ``crash_images.enumerate_images`` makes every crash image.
 
 Faults: ``fail_at`` lets the n-th write, sync, entry operation, open or read raise. A failed write leaves a part of
 itself. A failed sync loses what was pending and keeps showing it (``fsyncgate``), or leaves it pending.
-``capacity_bytes`` gives ENOSPC. ``damage`` changes bytes behind the program's back.
+``capacity_bytes`` gives ENOSPC. ``damage`` changes bytes without the program's knowledge.
 
 Invariants:
 
@@ -261,7 +261,7 @@ class SimDisk:
         return changed
 
     def _missing(self, path: str) -> Iterator[str]:
-        """The directories on the way that are to be made, from the top."""
+        """The directories on the way that must be made, from the top."""
         parts = split(path)
         for depth in range(1, len(parts) + 1):
             name = "/".join(parts[:depth])
@@ -333,7 +333,7 @@ class SimDisk:
 
     def _forget(self, path: str) -> None:
         number = self._entries.pop(path, None)
-        # A crash may have left two names: a rename that is on disk behind one that is not.
+        # A crash may have left two names: a rename is on disk, and an earlier one is not.
         if number is not None and number not in self._entries.values():
             self.used_bytes -= len(self._nodes.pop(number).cache)
 

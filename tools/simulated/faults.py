@@ -24,7 +24,7 @@ class Fault:
 
 
 def lost(*, is_executed: bool) -> Fault:
-    """The connection ends before, or behind, the execution."""
+    """The connection ends before, or after, the execution."""
     return Fault(ConnectionLostError("planned"), is_executed)
 
 

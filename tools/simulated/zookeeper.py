@@ -202,7 +202,7 @@ class SimSession:
 
     Attributes:
         before_call: what happens before each call is carried out.
-        after_call: what happens behind each call that was carried out.
+        after_call: what happens after each call that was carried out.
         is_cut_off: the network between the session's process and the ensemble carries nothing.
         has_credentials: see ``Session``; no node is closed here.
         before_change: what happens before each call that changes something is carried out.
@@ -248,7 +248,7 @@ class SimSession:
         self.connect()
 
     def lose_next(self, *, is_carried_out: bool, after: int = 0) -> None:
-        """The connection is lost during a change that is asked for: behind the change, or before it.
+        """The connection is lost during a change that is asked for: after the change, or before it.
 
         Args:
             is_carried_out: whether the ensemble has carried it out.

@@ -1,7 +1,8 @@
 """A certificate authority of one's own, for tests and a first try (the only home of ``cryptography``).
 
 Keys are EC P-256: a handshake costs the broker a tenth of what it costs with RSA. Private keys are files that only
-their owner reads, and are not encrypted. Trust such a CA for a try and no longer: who reads ``ca.key`` can be anybody.
+their owner reads, and are not encrypted. Trust such a CA for a try and no longer: a reader of ``ca.key`` can be
+anybody.
 
 Source: RFC 5280, 4.2.1; CA/Browser Forum baseline requirements for the extensions.
 """
@@ -36,7 +37,7 @@ class CertificateAuthority:
 
     Args:
         directory: made if it is missing, for its owner alone.
-        name: what its certificates say who signed them.
+        name: the signer's name in its certificates.
         days: how long its own certificate is valid.
 
     Attributes:
@@ -71,7 +72,7 @@ class CertificateAuthority:
         name: str | None = None,
         valid: timedelta | None = None,
     ) -> TlsFiles:
-        """A certificate for both sides of TLS, in ``<file>.pem`` and ``<file>.key``, with ``ca`` in front.
+        """A certificate for both sides of TLS, in ``<file>.pem`` and ``<file>.key``; the answer names ``ca.pem``, too.
 
         Args:
             hosts: names and addresses under which clients reach its owner; bytes are a name as a careless CA writes it,

@@ -107,7 +107,7 @@ def rss_mib(pid: int | None) -> float:
 
 
 def bare_limits(directory: Path, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
-    """By name: what a row of the catalogue may ask to have beside it; each measured for ``seconds_max`` at most."""
+    """By name: what a row of the catalogue may ask to be compared with; each measured for ``seconds_max`` at most."""
     with _zeroed_file(directory) as path:
         sync_ms = _sync_ms(path, seconds_max)
         with _echo(str(path)) as client:

@@ -127,7 +127,7 @@ def read_raw(client: txmq.Client, topic: str, partitions: int) -> int:
 
 
 def end_of(content: bytes) -> int:
-    """The offset behind the last batch: lengths are hopped over, nothing else is looked at."""
+    """The offset after the last batch: lengths are hopped over, nothing else is looked at."""
     position = last = 0
     while position < len(content):
         last = position

@@ -58,7 +58,7 @@ class Load:
         name: for ``--rows``.
         title: what is done.
         units: of every figure, in the order in which they are shown.
-        bare: names of the bare limits that stand beside it.
+        bare: names of the bare limits that it is shown with.
         first_count: enough work to see how fast it goes, on a slow disk too.
     """
 

@@ -26,7 +26,7 @@ class BadAnswerError(TxmqError):
 
 
 def batch_of(value_size_bytes: int) -> bytes:
-    """One record batch of one message: 61 bytes of header, and 7 to 11 beside the value."""
+    """One record batch of one message: 61 bytes of header, and 7 to 11 besides the value."""
     return bytes(encode_values([(None, b"x" * value_size_bytes)], 1_700_000_000_000))
 
 

@@ -5,9 +5,9 @@ address. With port 0 a free port is chosen *below the ephemeral range* and kept 
 while the broker is away then cannot connect to themselves on that port, nor can the system hand it to another process.
 In the block of a ``ForkServer`` the broker is forked (``fork_server.py``), in all else the same.
 
-Invariants, beside those of ``child.py``:
+Invariants, besides those of ``child.py``:
 * The child inherits no ``TXMQ_*`` variable: what it runs with is what the caller said, and ``BrokerProcess.defaults``.
-* The log is beside the data directory.
+* The log is next to the data directory.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class MySQLProgram:
         return _found("mysqld", self._root)
 
     def install_command(self, data_dir: Path, scratch: Path) -> list[str]:
-        users = scratch / "users.sql"  # root@localhost, whom it makes, may not come by TCP: names are not resolved
+        users = scratch / "users.sql"  # root@localhost, which it makes, may not come by TCP: names are not resolved
         users.write_text("CREATE USER root@'127.0.0.1'; GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n")
         return [
             self.server, "--no-defaults", f"--datadir={data_dir}", "--initialize-insecure", f"--init-file={users}",

@@ -6,7 +6,7 @@ start waits until the server accepts a connection. It listens on a unix socket a
 same over restarts. ``root`` has no password there. Nothing of the machine's own MariaDB is read or touched
 (``--no-defaults``).
 
-Invariants, beside those of ``child.py``:
+Invariants, besides those of ``child.py``:
     * commits are as durable as InnoDB makes them, unless ``options`` say otherwise;
     * no binary log unless asked for: MariaDB does not promise that prepared XA transactions survive a crash with one;
     * temporary files go to the directory too: servers that share /tmp delete each other's when they start.
@@ -179,7 +179,7 @@ class MariaDB(ChildProcess):
         unfinished.rename(self._data_dir)
 
     def _make(self, data_dir: Path) -> None:
-        unfinished = data_dir.with_suffix(".new")  # a crash in here must not leave half a data directory behind
+        unfinished = data_dir.with_suffix(".new")  # a crash in here must not leave half a data directory
         shutil.rmtree(unfinished, ignore_errors=True)
         command = [*self.program.install_command(unfinished, self._scratch()), *_as_root()]
         result = subprocess.run(  # noqa: S603 - a program found by its name, arguments of our own

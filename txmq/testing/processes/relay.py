@@ -1,4 +1,4 @@
-"""A relay in front of a broker, which can be cut: whoever goes through it reaches the broker no more."""
+"""A relay in front of a broker, which can be cut: connections through it reach the broker no more."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ class Relay:
 
 def _end(one: socket.socket) -> None:
     with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)  # close alone does not wake who waits in it
+        one.shutdown(socket.SHUT_RDWR)  # close alone does not wake a thread that waits in it
     one.close()
