@@ -1,7 +1,7 @@
 """Addresses as text: HOST:PORT, a client's txmq://HOST[:PORT][,HOST[:PORT]...], an ensemble's zk://... .
 
-``txmqs://`` and ``zks://`` say that the other side is spoken to by TLS and by nothing else. Files stand behind a
-question mark: ``txmqs://broker1:8123?ca=/etc/txmq/ca.pem``, and so does that of a user's password:
+``txmqs://`` and ``zks://`` say that the other side is spoken to by TLS and by nothing else. Files follow a question
+mark: ``txmqs://broker1:8123?ca=/etc/txmq/ca.pem``, and so does that of a user's password:
 ``txmqs://shop@broker1?password_file=/etc/txmq/shop.password``.
 """
 
@@ -195,7 +195,7 @@ def _of_broker(text: str) -> dict[str, str]:
 
 
 def _parameters(text: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
-    """What stands behind the question mark of an address."""
+    """What follows the question mark of an address."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
@@ -229,16 +229,16 @@ class Ensemble:
     credentials: Credentials | None = field(default=None, repr=False)
     tls: TlsFiles | None = None  # how ZooKeeper is spoken to
     broker_tls: TlsFiles | None = None  # how a client speaks to the brokers that it finds there
-    user: str = ""  # as whom a client logs in at the brokers
+    user: str = ""  # the user that a client logs in as at the brokers
     password_file: str = ""  # of that user
 
 
 def parse_ensemble(text: str, setting: str = "registry") -> Ensemble:
     """The parts of ``zk[s]://[NAME:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/PATH][?ca=FILE&cert=FILE&key=FILE]``.
 
-    Before @ stands who may write ZooKeeper's nodes; a user of the brokers, and the file of the password, stand behind
-    the question mark: ``?user=shop&password_file=FILE``. With ``zks://`` the ensemble and the brokers are spoken to by
-    TLS, with ``zk://...?tls=brokers`` only the brokers.
+    Before @ stands the name that may write ZooKeeper's nodes; a user of the brokers, and the file of the password,
+    follow the question mark: ``?user=shop&password_file=FILE``. With ``zks://`` the ensemble and the brokers are spoken
+    to by TLS, with ``zk://...?tls=brokers`` only the brokers.
 
     Raises:
         ConfigError: names the setting, and says what is expected. The password is not in it.

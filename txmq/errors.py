@@ -30,7 +30,7 @@ def _bare(kind: type[_Error], args: tuple[object, ...]) -> _Error:
 def anew(error: _Error) -> _Error:
     """The same error, to be raised once more.
 
-    One that is kept and raised twice may come to stand behind itself: Python writes into each raised error what was
+    One that is kept and raised twice may get into its own chain: Python writes into each raised error what was
     being handled. Error trackers walk such a circle for ever.
     """
     fresh = _bare(type(error), error.args)
@@ -109,7 +109,7 @@ class ClosedError(TxmqError):
 
 
 class DataLossError(TxmqError):
-    """Messages that were to be read are gone; the text says why. Spark's ``failOnDataLoss=false`` reads on."""
+    """Messages that were due to be read are gone; the text says why. Spark's ``failOnDataLoss=false`` reads on."""
 
 
 class InvariantError(TxmqError):
@@ -173,7 +173,7 @@ class RegistryAwayError(RegistryError):
 
 
 class RegistryConflictError(RegistryError):
-    """Others changed the registry first, or behind a lost connection; the text says which. Read again, then decide."""
+    """Others changed the registry first, or after a lost connection; the text says which. Read again, then decide."""
 
 
 class DeletionPendingError(RegistryError):
@@ -456,7 +456,7 @@ class RolledBackError(TransactionError):
     """Nothing happened: no row, no message.
 
     ``retriable`` says whether the block may succeed when it is run again unchanged, as far as the cause tells: True
-    behind a deadlock, a lost connection, a full disk; False behind a duplicate key or a message that is too large.
+    after a deadlock, a lost connection, a full disk; False after a duplicate key or a message that is too large.
 
     Args:
         retriable: None is True.

@@ -110,7 +110,7 @@ def check(setting: Setting, value: object, place: str = "") -> None:
     """Refuse a value that is out of range.
 
     Args:
-        place: stands in front of the setting's name, such as ``source.``.
+        place: stands before the setting's name, such as ``source.``.
 
     Raises:
         ConfigError: names the setting, the value and what is allowed.

@@ -1,6 +1,6 @@
 """Sends that go to their end, whatever becomes of the tasks that wait for them.
 
-So a message is at the broker, on this host's disk or refused, never in between, and later ones stay behind it.
+So a message is at the broker, on this host's disk or refused, never in between, and later ones come after it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BegunSends:
         return await running
 
     async def close(self, close: Callable[[], object]) -> None:
-        """Call ``close`` behind all that have begun; it goes to its end, too."""
+        """Call ``close`` after all that have begun; it goes to its end, too."""
         await self._host.to_end(lambda: self._close(close))
 
     def _close(self, close: Callable[[], object]) -> None:

@@ -155,7 +155,7 @@ class Consumer(Facade[consumer.Consumer]):
         return self.inner.stopped
 
     def log_of(self, topic: str, partition: int) -> str | None:
-        """What to save beside an offset of a partition in a store of your own: ``OffsetPosition.log``."""
+        """What to save with an offset of a partition in a store of your own: ``OffsetPosition.log``."""
         return self.inner.log_of(topic, partition)
 
     def pause(self, slots: Iterable[TopicPartition] | None = None) -> None:

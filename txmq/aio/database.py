@@ -5,7 +5,7 @@ has a thread of its own (``xa/database/thread_connection.py``): the loop goes on
 several tasks of a block run one after another.
 
 A task that is cancelled while its statement runs leaves the statement to the thread. The connection takes nothing more
-and is closed behind it; the block rolls back. (If that statement was one that ends the transaction, as ``COMMIT`` by
+and is closed after that; the block rolls back. (If that statement was one that ends the transaction, as ``COMMIT`` by
 hand, what it did is not found out.)
 """
 

@@ -82,7 +82,7 @@ class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
     flush = twin(ordered_producer.OrderedMessageProducer.flush)
 
     async def close(self) -> None:
-        """End, behind sends that have begun; as ``txmq.OrderedMessageProducer.close``.
+        """End, after sends that have begun; as ``txmq.OrderedMessageProducer.close``.
 
         It goes to its end also if its task is cancelled.
         """

@@ -149,5 +149,5 @@ class RetryingProducer(Producer):
         self._run = self._sends.run
 
     async def close(self, timeout: float | None = None) -> None:
-        """End, behind sends that have begun. The next producer that opens the store sends what is kept."""
+        """End, after sends that have begun. The next producer that opens the store sends what is kept."""
         await self._sends.close(partial(self.inner.close, timeout))

@@ -1,4 +1,4 @@
-"""Methods of ``txmq`` as coroutines: the same names, parameters and documentation, and one text behind both."""
+"""Methods of ``txmq`` as coroutines: the same names, parameters and documentation, and one text for both."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ParkedAdmin(_ReadOnly):
 
     @admin.action(description="Release: their units wait again", permissions=["release"])  # type: ignore[untyped-decorator]
     def release(self, request: Any, chosen: Any) -> None:
-        """Let them wait again; a relay parks again what must stay behind."""
+        """Let them wait again; a relay parks again what must wait for others."""
         self._act(request, chosen, lambda operator, units: operator.release(units), "wait again")
 
     @admin.action(description="Drop: their units are deleted", permissions=["drop"])  # type: ignore[untyped-decorator]

@@ -1,8 +1,8 @@
 """The application's side of the outbox: messages written in the transaction that is open, on its own connection.
 
 Theory of operation. ``send`` is an INSERT. It begins nothing and commits nothing: the message exists if the transaction
-of the application commits, together with its rows. A relay takes it to the broker. Who writes needs no broker, no
-client and no topics.
+of the application commits, together with its rows. A relay takes it to the broker. Writing needs no broker, no client
+and no topics.
 
 A *unit* is what readers see all or none of: the messages of one call, or of one ``transaction``. DB-API does not tell
 where a transaction begins, so that two calls on a bare connection are two units, unless ``unit=`` joins them.
@@ -64,7 +64,7 @@ class Outbox:
 
     Args:
         name: for operators and the broker's lists; of one database there may be several.
-        table: name of the table for messages; those beside it are named after it.
+        table: name of the table for messages; the others are named after it.
         dialect: ``sqlite``, ``mysql`` or ``postgresql``; None to tell by the driver.
         rows_max: beyond so many rows that wait ``send`` refuses more.
         unit_bytes_max: of a unit's keys, values and headers: ``transaction_size_bytes_max`` of the brokers, at most.
@@ -90,7 +90,7 @@ class Outbox:
         watch_forks(self)
 
     def forked(self) -> None:
-        """In a forked child: its relays are the parent's, and so was whoever had the lock."""
+        """In a forked child: its relays are the parent's, and so was the thread that had the lock."""
         self._lock, self._wakes = Lock(), ()
 
     def tables(self, connection: Connection) -> OutboxTables:

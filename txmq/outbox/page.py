@@ -68,7 +68,7 @@ class Waiting(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What is sent, and what is parked beside it.
+    """What is sent, and what is parked.
 
     Attributes:
         parked: each row with the reason.

@@ -16,8 +16,8 @@ then the broker's *chain*, the newest page of the outbox, tells. Is it neither t
 two is not what it was (a copy, a restore, a fail-over that lost commits): the relay *stops*, unless the relay row has
 changed meanwhile, because another relay has gone on.
 
-The core knows no database, broker or clock. It yields ``Step`` values; whoever drives it carries one out and sends the
-result in. The driver may be a thread, a task or a simulation (``tools/outbox_model``).
+The core knows no database, broker or clock. It yields ``Step`` values; the driver carries one out and sends the result
+in. It may be a thread, a task or a simulation (``tools/outbox_model``).
 
 Invariants:
     * a page is sent only after its claim is committed, and forced;
@@ -157,7 +157,7 @@ class Pause(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The chain is not this outbox's: tell the operator. The turns end with it; who begins new ones sees to it that the
+    """The chain is not this outbox's: tell the operator. The turns end with it; none must begin before the
     row has moved, or agrees with the chain."""
 
     row: RelayRow

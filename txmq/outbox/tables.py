@@ -75,7 +75,7 @@ class NewRow(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What there is beside the relay row. Ages are by the database's clock.
+    """What there is besides the relay row. Ages are by the database's clock.
 
     Attributes:
         oldest_ms: age of the lowest id that waits; None: nothing waits.
@@ -221,7 +221,7 @@ class OutboxTables:
             run(connection, self._insertions.get(len(some)) or self._insertion(len(some)), parameters)
 
     def _insertion(self, count: int) -> str:
-        """Made once: it took a quarter of what ``send`` costs beside its statement."""
+        """Made once: it took a quarter of what ``send`` costs besides its statement."""
         marks = ", ".join([self.mark] * _PARAMETERS)
         values = ", ".join([f"({marks}, {self.dialect.now_ms})"] * count)
         made = self._insertions[count] = f"INSERT INTO {self.name} ({_COLUMNS}) VALUES {values}"  # noqa: S608
@@ -248,7 +248,7 @@ class OutboxTables:
         return int(count) > rows_max
 
     def is_serializable(self, ask: Callable[[str], Sequence[Any]]) -> bool:
-        """Whether what the transaction reads is in the way of who writes there; ``ask`` as of ``count_above``."""
+        """Whether what the transaction reads is in the way of those that write there; ``ask`` as of ``count_above``."""
         if self.dialect.name == "mysql":
             found = ask("SHOW VARIABLES WHERE Variable_name IN ('transaction_isolation', 'tx_isolation')")
             return any(text(level) == "SERIALIZABLE" for _, level in found)
@@ -423,7 +423,7 @@ class OutboxTables:
         return {int(text(why)[len(AWAY) :], 16) for (why,) in found}
 
     def unpark_home(self, connection: Connection, home: int) -> None:
-        """Let what is parked for a home wait again; what must stay behind other parked rows is parked again."""
+        """Let what is parked for a home wait again; what must wait for other parked rows is parked again."""
         self.unpark(connection, self._ids(connection, self.parked, "why IN (?, ?)", (away_reason(home), BEHIND)))
 
     def claim(self, connection: Connection, row: RelayRow, lease_ms: int) -> None:

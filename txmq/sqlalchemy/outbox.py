@@ -31,7 +31,7 @@ class Outbox(PlainOutbox):
     Args:
         metadata: the application's: ``Base.metadata``, ``db.metadata``, ``SQLModel.metadata``.
         name: for operators and the broker's lists; of one database there may be several.
-        table: name of the table for messages; those beside it are named after it.
+        table: name of the table for messages; the others are named after it.
         codec: what makes bytes of values: ``"json"``, a function, or None if they are bytes.
         rows_max: beyond so many rows that wait a commit with messages is refused.
         unit_bytes_max: of a transaction's keys, values and headers: ``transaction_size_bytes_max`` of the brokers, at

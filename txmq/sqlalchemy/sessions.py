@@ -23,7 +23,7 @@ def unscoped(given: Any) -> Any:
 
 
 def sync_session(given: Any) -> Session:
-    """The Session behind what is given.
+    """The ``Session`` of what is given.
 
     Raises:
         ConfigError: it is no session.

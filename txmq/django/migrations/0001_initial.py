@@ -16,7 +16,7 @@ class CreateOutbox(Operation):  # type: ignore[misc]  # Django has no types
     reversible = True
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The models are made beside it."""
+        """Another operation of the migration makes the models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, _from_state: Any, to_state: Any) -> None:
         """Make what is missing; tables of these names with another shape are refused."""

@@ -17,7 +17,7 @@ class CreateOffsets(Operation):  # type: ignore[misc]  # Django has no types
     reversible = True
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """The model is made beside it."""
+        """Another operation of the migration makes the model."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, _from_state: Any, to_state: Any) -> None:
         """Make it if it is missing."""
