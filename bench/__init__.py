@@ -1,1 +1,1 @@
-"""Benchmarks: every row of the budget, beside its bound and the bare limit of this machine: ``python -m bench``."""
+"""Benchmarks: every row of the budget, with its bound and the bare limit of this machine: ``python -m bench``."""

@@ -1,4 +1,4 @@
-"""``python -m bench``: measure rows of the budget and print them beside their bounds."""
+"""``python -m bench``: measure rows of the budget and print them with their bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.catalogue import ROWS
 from bench.model import NotMeasuredError, Result, Row, Surroundings
 from txmq.testing.bench.limits import bare_limits, facts
 
-BARE_S_MAX = 0.2  # for each bare limit, behind each measure of a row that stands beside some
+BARE_S_MAX = 0.2  # for each bare limit, after each measure of a row that is shown with some
 
 
 def main(arguments: list[str] | None = None) -> int:

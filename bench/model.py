@@ -92,7 +92,7 @@ class Row:
         name: for ``--rows``.
         open: makes the surroundings and gives the function to be timed.
         units: of every figure, in the order in which they are shown.
-        bare: names of the bare limits that stand beside it.
+        bare: names of the bare limits that it is shown with.
         repeats: how often it is measured.
         is_long: it takes minutes: measured only if ``--rows`` has its whole name.
     """
@@ -124,7 +124,7 @@ class Result:
     missing: str | None = None
 
     def add(self, figures: Figures, bare: Figures | None = None) -> None:
-        """One more measure, and the bare limits taken beside it."""
+        """One more measure, and the bare limits taken with it."""
         for samples, values in ((self.samples, figures), (self.bare_samples, bare or {})):
             for name, value in values.items():
                 samples.setdefault(name, []).append(value)

@@ -12,7 +12,7 @@ from html import escape
 
 from txmq.testing.bench.model import PERCENTILES, amount
 
-WIDTH, LEFT, RIGHT = 960, 330, 150  # of the drawing, of the names, of the figures behind the bars
+WIDTH, LEFT, RIGHT = 960, 330, 150  # of the drawing, of the names, of the figures after the bars
 LINE, TOP = 30, 8
 PLOT = WIDTH - LEFT - RIGHT
 LOWEST_MS = 0.001
@@ -25,7 +25,7 @@ class Mark:
     Attributes:
         style: ``own``, ``client`` or ``bare``.
         value: what the bar shows; None if there is nothing but ``text``.
-        text: behind the bar.
+        text: after the bar.
         low, high: of the samples.
         bound: where the promise lies.
         spread: latencies by percentile.
@@ -113,5 +113,5 @@ def _drawing(marks: Sequence[Mark], shapes: Sequence[str], axis: str) -> str:
 
 
 def with_unit(value: float, unit: str) -> str:
-    """As shown behind a bar."""
+    """As shown after a bar."""
     return f"{amount(value)} {unit}"

@@ -35,7 +35,7 @@ def together(
 ) -> Iterator[txmq.Transaction]:
     """A block in which what the ORM writes and what ``tx.send`` sends commit together; Django sees ``atomic(durable)``.
 
-    ``transaction.atomic`` inside is a savepoint. Hooks of ``transaction.on_commit`` run behind the commit; they are
+    ``transaction.atomic`` inside is a savepoint. Hooks of ``transaction.on_commit`` run after the commit; they are
     forgotten if the block rolls back. Inside of a TestCase nothing is ever committed: there the rows are a savepoint,
     and the messages a transaction of their own.
 

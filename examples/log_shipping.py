@@ -35,7 +35,7 @@ class Place:
 
 
 def read_on(path: Path, place: Place | None) -> Iterator[tuple[bytes, Place]]:
-    """The lines behind a place that are there now, oldest first; all of them if the place is gone, or None."""
+    """The lines after a place that are there now, oldest first; all of them if the place is gone, or None."""
     with ExitStack() as opened:
         files = dict(_rotations(path, opened))  # newest first
         names = list(files)
@@ -88,7 +88,7 @@ def shipped(client: txmq.Client, partition: int, key: bytes) -> Place | None:
 
 
 def ship(producer: txmq.OrderedMessageProducer, path: Path, key: bytes, place: Place | None) -> Place | None:
-    """Send the lines behind a place; the place behind the last one that was sent, or stored."""
+    """Send the lines after a place; the place after the last one that was sent, or stored."""
     for line, behind in read_on(path, place):
         headers = {"file": behind.file.encode(), "position": b"%d" % behind.position}
         try:

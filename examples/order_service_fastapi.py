@@ -38,7 +38,7 @@ class Base(DeclarativeBase):
 
 
 class Customer(Base):
-    """Who orders; the row is the lock that keeps a customer's messages in order."""
+    """A customer; the row is the lock that keeps a customer's messages in order."""
 
     __tablename__ = "shop_customers"
     name: Mapped[str] = mapped_column(String(40), primary_key=True)

@@ -2,7 +2,7 @@
 again.
 
 Payments are booked by calling a bank that is down for some accounts. Those payments wait, and later payments of the
-same account wait behind them, while everybody else's go on. A payment that no bank will take becomes a dead letter.
+same account wait for them, while everybody else's go on. A payment that no bank will take becomes a dead letter.
 
 Run it against a broker (``txmq broker``): ``python examples/retrying_consumer.py``. It sends a few payments and ends
 when all are dealt with. Real services leave out what is marked "for the demonstration".

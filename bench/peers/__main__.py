@@ -1,4 +1,4 @@
-"""``python -m bench.peers``, which is ``make bench-peers``: txmq beside its peers, one table, one page of drawings."""
+"""``python -m bench.peers``, which is ``make bench-peers``: txmq against its peers, one table, one page of drawings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes beside the measuring one: readers that note when messages arrive, and what talks to them.
+"""Processes besides the measuring one: readers that note when messages arrive, and what talks to them.
 
 ``time.perf_counter`` is one clock for all processes of a machine (CLOCK_MONOTONIC), so times of two processes can be
 subtracted.
@@ -83,7 +83,7 @@ class Arrived:
         self._helper = helping
 
     def begin(self) -> None:
-        """Pass over what is there, and read from now on: until then, and behind ``of``, the reader rests."""
+        """Pass over what is there, and read from now on: until then, and after ``of``, the reader rests."""
         self._helper.ask("begin")
 
     def of(self, numbers: range) -> Arrivals:

@@ -1,4 +1,4 @@
-"""A peer: a broker of others, or txmq itself, behind one small interface.
+"""A peer: a broker of others, or txmq itself, with one small interface.
 
 A peer starts its servers, and connects callers and readers to them. Timing, alternation and tables are the same for
 all (``works.py``). A call of a ``Link`` returns when the broker has acknowledged; ``Peer.acknowledged`` says what is on
@@ -139,7 +139,7 @@ class Peer(ABC):
         """A caller's connection, used by one thread."""
 
     def tasks(self, address: str) -> AbstractAsyncContextManager[Publish]:
-        """A producer on the event loop that runs, shared by tasks: to be called with the value of one message."""
+        """A producer on the event loop that runs, shared by tasks: call it with the value of one message."""
         raise DeclinedError("no client for asyncio is measured")
 
     @abstractmethod

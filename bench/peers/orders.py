@@ -56,8 +56,8 @@ class Service:
     Attributes:
         make: makes the work of one thread.
         arrived: None if no message is moved.
-        pids: the processes that share the work beside this one, by the names of ``CPU_PARTS``; not the reader's.
-        around: what is done before and behind each measure.
+        pids: the processes that share the work with this one, by the names of ``CPU_PARTS``; not the reader's.
+        around: what is done before and after each measure.
     """
 
     make: Callable[[], Order]

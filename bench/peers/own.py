@@ -1,4 +1,4 @@
-"""txmq beside its peers, from its Python client."""
+"""txmq against its peers, from its Python client."""
 
 from __future__ import annotations
 

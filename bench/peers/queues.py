@@ -1,4 +1,4 @@
-"""What a Python team takes instead of a broker: queues in its own PostgreSQL; beside them txmq's outbox.
+"""What a Python team takes instead of a broker: queues in its own PostgreSQL; compared with txmq's outbox.
 
 A queue writes its message in the transaction that is open on asyncpg (faststream-outbox: of SQLAlchemy over asyncpg),
 with the order's row, and hands it to a function in another process, which is woken by LISTEN, or by the broker.

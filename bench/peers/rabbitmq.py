@@ -31,7 +31,7 @@ class RabbitMQ(Peer):
 
     @contextmanager
     def start(self, directory: Path) -> Iterator[Running]:
-        """The node, and the mapper: one that the node starts by itself would stay behind as a daemon."""
+        """The node, and the mapper: one that the node starts by itself would stay as a daemon."""
         require_client("pika", "pika")
         scripts = sorted(_HOMES.glob("rabbitmq_server-*/sbin/rabbitmq-server"))
         epmd = shutil.which("epmd")

@@ -1,4 +1,4 @@
-"""What txmq promises beside its peers, from figures of the same rounds, as rows with bounds."""
+"""What txmq promises against its peers, from figures of the same rounds, as rows with bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Shares of one row of txmq beside one other row, by their names."""
+    """Shares of one row of txmq against one other row, by their names."""
 
     title: str
     own: str

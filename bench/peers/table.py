@@ -1,4 +1,4 @@
-"""The table and the drawing of a run: peers beside each other, a column or a panel for each work."""
+"""The table and the drawing of a run: peers next to each other, a column or a panel for each work."""
 
 from __future__ import annotations
 

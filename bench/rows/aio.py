@@ -1,4 +1,4 @@
-"""``txmq.aio``: 64 tasks of one loop, each with one call at a time, beside 64 threads."""
+"""``txmq.aio``: 64 tasks of one loop, each with one call at a time, against 64 threads."""
 
 from __future__ import annotations
 

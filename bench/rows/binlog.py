@@ -1,4 +1,4 @@
-"""Binlog sync: the reader beside mysql-replication's own with no one behind it, and from MariaDB to topics."""
+"""Binlog sync: the reader against mysql-replication's own with nothing downstream, and from MariaDB to topics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill(server: MariaDB, rows: int) -> None:
 
 
 def _read(settings: Any, rows: int) -> float:
-    """Rows a second of our reader, with no one behind it."""
+    """Rows a second of our reader, with nothing downstream."""
     from txmq.binlog.source import BinlogSource
     from txmq.binlog.source_settings import source_options
 

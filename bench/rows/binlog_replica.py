@@ -63,7 +63,7 @@ class Writer:
                 self.committed[first] = time.perf_counter()
 
     def mark(self) -> None:
-        """Rows with negative ids and a new number, which are found in the target behind everything else."""
+        """Rows with negative ids and a new number, which are found in the target after everything else."""
         self.marked += 1
         rows = ", ".join(f"({one}, {self.marked}, '', 0, NOW())" for one in range(-MARKS, 0))
         self._send(f"REPLACE INTO t VALUES {rows}; COMMIT")

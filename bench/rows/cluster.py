@@ -1,4 +1,4 @@
-"""Three brokers beside one, and transactions over two homes beside those of one.
+"""Three brokers against one, and transactions over two homes against those of one.
 
 All of them share this machine: three brokers have no more processors than one has, and three journals to force.
 """

@@ -1,4 +1,4 @@
-"""Consumer groups: reading through a group beside browsing, and how long it takes to share the partitions anew."""
+"""Consumer groups: reading through a group against browsing, and how long it takes to share the partitions anew."""
 
 from __future__ import annotations
 

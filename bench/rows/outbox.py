@@ -1,4 +1,4 @@
-"""txmq's outbox beside row + outbox row in one commit, and beside that with an unordered relay into the same broker.
+"""txmq's outbox against row + outbox row in one commit, and against that with an unordered relay into the same broker.
 
 Until the messages are at a reader, all of it running. The bare limits are of the same rounds: the commit that moves no
 message, and the unordered relay (``bench/peers/relay.py``), which promises less. A backlog is rows that wait when the
@@ -101,5 +101,5 @@ _BOUNDS = (
 )  # fmt: skip
 ROWS = (
     *_rows("-mariadb", "MariaDB", mariadb, _BOUNDS, _CPU),
-    *_rows("-postgresql", "PostgreSQL", postgresql, (), {}),  # its bounds stand beside queues (bench/peers/queue.py)
+    *_rows("-postgresql", "PostgreSQL", postgresql, (), {}),  # its bounds: bench/peers/shares.py
 )

@@ -1,4 +1,4 @@
-"""TLS beside none: puts by the raw generator at one broker that takes both on one port, and connections that idle."""
+"""TLS against none: puts by the raw generator at one broker that takes both on one port, and connections that idle."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _raw(surroundings: Surroundings, requests_of: Callable[[TxId, int, bytes], I
 
 
 def open_session(connection: RawConnection) -> TxId:
-    """Open a session; the transaction id in front of its first one."""
+    """Open a session; the transaction id before its first one."""
     answered = json.loads(connection.ask(b"hello 1 bench session=new 1\r\n").partition(b"\r\n")[2])
     return TxId(int(answered["cluster"], 16), int(answered["home"], 16), int(answered["session"], 16), 0)
 

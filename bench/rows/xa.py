@@ -1,4 +1,4 @@
-"""XA with MariaDB: a row and its message in two phases, beside what the database does alone with the row."""
+"""XA with MariaDB: a row and its message in two phases, against what the database does alone with the row."""
 
 from __future__ import annotations
 

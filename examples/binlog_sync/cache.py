@@ -9,7 +9,7 @@ What makes it right:
     * the change's row goes into the cache, a deleted one as None. To forget the row would not do: a change is in the
       binlog a moment before a SELECT sees it, and the old row could be read and kept again;
     * what was read is kept only if no change came meanwhile, and all partitions were listened to;
-    * a message that comes again is passed over by its offset: the row before would replace the one behind it;
+    * a message that comes again is passed over by its offset: the row before would replace the later one;
     * the cache is empty at a start, and listens from then on.
 """
 

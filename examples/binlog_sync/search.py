@@ -44,7 +44,7 @@ class SearchIndex:
         self._connection.close()
 
     def take(self, messages: Sequence[txmq.Message]) -> None:
-        """Bring the index behind these messages, which are in order in each partition."""
+        """Bring the index past these messages, which are in order in each partition."""
         with self._transaction():
             for message in messages:
                 ((known,),) = self._run("SELECT COALESCE(MAX(next), -1) FROM places WHERE part = ?", message.partition)
@@ -104,7 +104,7 @@ def follow(topic: str, path: Path, bootstrap: str) -> None:
             messages = consumer.poll(max_records=BATCH, timeout=0.5)
             index.take(messages)
             for message in messages:
-                message.ack()  # behind the commit
+                message.ack()  # after the commit
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from django.db.models.signals import post_migrate
 
 
 class Customer(models.Model):  # type: ignore[misc]  # Django has no types
-    """Who orders; the row is the lock that keeps a customer's messages in order."""
+    """A customer; the row is the lock that keeps a customer's messages in order."""
 
     name = models.CharField(max_length=40, primary_key=True)
     orders = models.IntegerField(default=0)

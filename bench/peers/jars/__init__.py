@@ -1,4 +1,4 @@
-"""Peers that are Java programs: their jars come from Maven Central by a pom beside this file, into the cache.
+"""Peers that are Java programs: their jars come from Maven Central by a pom next to this file, into the cache.
 
 ``python -m bench.peers.jars kafka rocketmq`` fetches them. A pom names no host: Maven's own settings do.
 """
