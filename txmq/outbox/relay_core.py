@@ -157,8 +157,8 @@ class Pause(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """The chain is not this outbox's: tell the operator. The turns end with it; none must begin before the
-    row has moved, or agrees with the chain."""
+    """The chain is not this outbox's: tell the operator. The turns end with it; none may begin before the row has
+    moved, or agrees with the chain."""
 
     row: RelayRow
     chain: str | None

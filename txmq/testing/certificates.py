@@ -1,7 +1,7 @@
 """A certificate authority of one's own, for tests and a first try (the only home of ``cryptography``).
 
 Keys are EC P-256: a handshake costs the broker a tenth of what it costs with RSA. Private keys are files that only
-their owner reads, and are not encrypted. Trust such a CA for a try and no longer: a reader of ``ca.key`` can be
+their owner reads, and are not encrypted. Trust such a CA for a try and no longer: anyone who reads ``ca.key`` can be
 anybody.
 
 Source: RFC 5280, 4.2.1; CA/Browser Forum baseline requirements for the extensions.
