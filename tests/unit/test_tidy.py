@@ -6,8 +6,10 @@ The import layers are held by import-linter (``make check``); here is what it do
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -42,6 +44,10 @@ DOORS = frozenset(
     }
 )  # fmt: skip
 DOOR_CALLS = frozenset({"open", "input"})
+STIFF = re.compile(
+    r"(?<!lags )(?<!lag )(?<!far )(?<!is )(?<!are )(?<!years )\bbehind\b(?!:| a proxy| pgbouncer| txmq's back).{0,20}"
+    r"|\b(?:is|are|was|were) to be \w+ed\b(?! is refused|` \|)", re.IGNORECASE
+)  # fmt: skip
 # What may use which door, and why. A directory stands for all files below it.
 SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/runtime/": (DOORS | DOOR_CALLS, "the doors themselves"),
@@ -250,6 +256,22 @@ def test_tests_neither_sleep_nor_skip() -> None:
         if isinstance(node, ast.Attribute)
         and (getattr(node.value, "id", getattr(node.value, "attr", None)), node.attr) in banned
     ]
+    assert found == []
+
+
+def test_prose_is_plain_english() -> None:
+    """In time and order something comes after another thing, and is not in its back; what is needed must be done."""
+    found = []
+    for path in EVERYTHING:
+        text = path.read_text("utf-8")
+        found += [
+            f"{_name(path)}:{token.start[0]}: {match[0]}"
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.COMMENT or token.string.startswith('"""')
+            for match in STIFF.finditer(token.string)
+        ]
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        found += [f"{_name(page)}: {match[0]}" for match in STIFF.finditer(page.read_text("utf-8"))]
     assert found == []
 
 

@@ -2,8 +2,8 @@
 
 Theory of operation. ``SimZooKeeper`` has the tree and the sessions; ``SimSession`` is a client's. Everything happens
 within the call: watches and listeners are called before it returns. A test says what is to fail: a session loses its
-connection (``disconnect``) or its answer (``lose_next``), or expires (``expire``); it reads from a server that lags
-behind (``lag``); the ensemble goes away (``is_reachable``), or the network to it (``is_cut_off``); another process
+connection (``disconnect``) or its answer (``lose_next``), or expires (``expire``); it reads from a server that
+lags behind (``lag``); the ensemble goes away (``is_reachable``), or the network to it (``is_cut_off``); another process
 comes between two calls (``before_call``, ``before_change``, ``after_call``). A session that waits for its connection
 gets one if the ensemble can be reached.
 

@@ -92,7 +92,7 @@ class SourceSettings:
     )
     start: str = word(
         "now", "Where a reader without a saved position begins, if it takes no snapshot: at the server's end, at the "
-        "oldest binlog that it has, or behind a GTID.", section="[source]", form="now, earliest or a GTID",
+        "oldest binlog that it has, or after a GTID.", section="[source]", form="now, earliest or a GTID",
     )  # fmt: skip
     accept_server: bool = flag(
         False, "Go on with a server that is not the one read before, though its GTIDs do not prove that it has the "
@@ -173,7 +173,7 @@ class PublishSettings:
     )
     transaction_rows_max: int = number(
         TRANSACTION_ROWS_MAX, 1, 1_000_000, "Changes of one txmq transaction. A larger transaction of the database "
-        "becomes several, with markers before and behind it.", section="[publish]",
+        "becomes several, with markers before and after it.", section="[publish]",
     )  # fmt: skip
     transaction_bytes_max: int = number(
         TRANSACTION_BYTES_MAX, 64 << 10, 64 * _MIB, "Bytes of one txmq transaction, about; at most the broker's "

@@ -82,7 +82,7 @@ def _with_nearest(error: BrokerError, word: str | None, known: Callable[[], list
 
 
 def partly(ask: Callable[[], list[T]]) -> tuple[list[T], PartialResultError | None]:
-    """What is told, and the error about homes that did not answer: to be raised behind the output."""
+    """What is told, and the error about homes that did not answer: to be raised after the output."""
     try:
         return ask(), None
     except PartialResultError as error:

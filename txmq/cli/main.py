@@ -175,8 +175,8 @@ def _parse(one: Any, parse: Callable[[Any, list[str]], Any], context: Any, words
 def _reflowed(text: str) -> str:
     """Prose folds at the end of the terminal's line, not of the source's; what is indented stays as it is.
 
-    Typer takes the indentation off if all of the text behind its first line is indented: a heading's closing tag,
-    put on the empty line behind the heading, is a line that is not.
+    Typer takes the indentation off if all of the text after its first line is indented: a heading's closing tag,
+    put on the empty line after the heading, is a line that is not.
     """
     paragraphs = inspect.cleandoc(text).split("\n\n")
     folded = [one if one.startswith(" ") or "\n " in one else one.replace("\n", " ") for one in paragraphs]
@@ -196,7 +196,7 @@ def _hint(away: str) -> str:
 
 
 def _fail(error: Exception, text: str) -> NoReturn:
-    """The error's notes stand behind its text: what was done nevertheless."""
+    """The error's notes follow its text: what was done nevertheless."""
     output.fail("; ".join([text, *getattr(error, "__notes__", ())]))
 
 

@@ -124,7 +124,7 @@ def report(fields: Mapping[str, object], text: str, *, as_json: bool) -> None:
 
 
 def print_paragraph(text: str, indent: str = "", first: str = "") -> None:
-    """A sentence; on a terminal folded between words. The first line stands behind ``first``, if that is given."""
+    """A sentence; on a terminal folded between words. The first line follows ``first``, if that is given."""
     typer.echo("\n".join(table.paragraph(escaped(text), line_width(), indent, first)))
 
 

@@ -76,7 +76,7 @@ def _show_syncs(client: Client, *, as_json: bool) -> None:
 
 
 def _texts(client: Client, item: str | None) -> list[tuple[list[tuple[str, str]], str]]:
-    """A broker's text, behind a row that names its home if there are several."""
+    """A broker's text, after a row that names its home if there are several."""
     routes = client.routes
     links = routes.all_links()
     if routes.is_lone:

@@ -18,7 +18,7 @@ from unicodedata import combining, east_asian_width
 GAP = "  "
 NOTHING = "-"
 _PIECES = re.compile(r"[^ ]+ *| +")
-_NAME_PIECES = re.compile(r"[^_-]+[_-]*|[_-]+")  # of a column's name, which may be folded behind these
+_NAME_PIECES = re.compile(r"[^_-]+[_-]*|[_-]+")  # of a column's name, which may be folded after these
 
 
 def table_lines(
@@ -57,7 +57,7 @@ def field_lines(fields: Sequence[tuple[str, str]], width: int | None) -> list[st
 
 
 def paragraph(text: str, width: int | None, indent: str = "", first: str = "") -> list[str]:
-    """A sentence, folded between words, behind ``indent``; its first line behind ``first``, if that is given."""
+    """A sentence, folded between words, after ``indent``; its first line after ``first``, if that is given."""
     lines = folded(text, None if width is None else width - len(indent), _PIECES)
     return [(first or indent) + lines[0], *(indent + line for line in lines[1:])]
 

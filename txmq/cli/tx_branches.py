@@ -30,7 +30,7 @@ def hanging(resources: Sequence[Row], listed: Collection[str], older_ms: int) ->
 
 
 def lines(resources: Sequence[Row], hung: Sequence[Row], older_ms: int) -> Iterator[tuple[str, str]]:
-    """The lines of ``tx list`` about them, each behind its indent: a database, its branches, and the next step."""
+    """The lines of ``tx list`` about them, each after its indent: a database, its branches, and the next step."""
     is_any = False
     for row in resources:
         if row["branches"] and row["age_ms"] >= older_ms:

@@ -15,7 +15,7 @@ from txmq.xid import TxId, branch_xid, xid_sql
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)\Z")
-_DEADLINE_PASSED_MS = 1000  # what a resolver waits behind a deadline
+_DEADLINE_PASSED_MS = 1000  # what a resolver waits after a deadline
 
 Row = Mapping[str, Any]
 

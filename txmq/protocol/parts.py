@@ -101,7 +101,7 @@ def parse_parts(body: Buffer) -> list[Part]:
 
 
 WirePart = tuple[bytes, bytes, bytearray, bytes | None, bytes | None]
-"""Topic and partition as they stand on the wire, the batch, and the words behind ``keys=`` and ``id=``."""
+"""Topic and partition as they stand on the wire, the batch, and the words after ``keys=`` and ``id=``."""
 
 
 def split_parts(body: Buffer) -> list[WirePart]:

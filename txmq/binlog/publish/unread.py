@@ -109,7 +109,7 @@ def _name_behind(table: TableName, ddl: Ddl) -> TableName | None:
 
 
 Compare = Callable[[TableProgress, Sequence[Key]], list[bool]]
-"""Whether each key is read: not behind ``after`` in the order of the table's key."""
+"""Whether each key is read: not past ``after`` in the order of the table's key."""
 
 
 class Unread:

@@ -23,7 +23,7 @@ def run(
     """Read the binlog and publish its changes, until SIGTERM or Ctrl-C.
 
     A database or broker that is away is waited for. Everything else that stops the reader is one line, and nothing
-    behind it was published. The next run goes on there. A second reader of the same name stands by.
+    after it was published. The next run goes on there. A second reader of the same name stands by.
 
     The first run begins with a snapshot: the rows that the tables have already. It may be ended at any time, too.
 

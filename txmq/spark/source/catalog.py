@@ -33,7 +33,7 @@ from txmq.spark.source.options import EARLIEST, LATEST, At, SourceOptions, Where
 from txmq.spark.source.ranges import Range
 
 PASSING = (ConnectionLostError, RequestTimeoutError, UnavailableError, OverloadedError)
-"""Errors behind which the same question may be answered a moment later."""
+"""Errors after which the same question may be answered a moment later."""
 REQUEST_S = 5.0
 _PAUSE_S = 0.1
 NAME = "spark-source"
