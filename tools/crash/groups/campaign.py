@@ -111,6 +111,7 @@ class GroupCampaign:
         with ExitStack() as stack:
             stack.callback(self._kill_all)
             stack.callback(self.broker.kill)
+            self._changed_at = time.monotonic()  # members may have joined before anybody looks
             self._set_up()
             stack.callback(self._history.close)
             self._changed_at = time.monotonic()
