@@ -7,7 +7,8 @@ later messages of its key are *blocked*: deferred without being delivered, by th
 
 Invariants:
     * only its own failures count: a message whose transaction was refused because an earlier one of its partition is
-      not acknowledged yet (``ConsumedPartition.out_of_turn``) is delivered again, after that one;
+      not acknowledged yet (``ConsumedPartition.out_of_turn``) is delivered again, after that one; and none counts
+      while the database that keeps the group's offsets does not answer: nothing can be acknowledged then;
     * a message that cannot be stored is tried again; its partition waits and reports why (``stopped``): nothing is
       dropped;
     * a message that failed is deferred only where there is room, else it becomes a dead letter;
@@ -33,6 +34,8 @@ from txmq.runtime.ports import Clock
 
 RETRY_S_MAX = 60.0
 STORE_AGAIN_S = 1.0
+_EARLIER = "an earlier message of its partition is not acknowledged yet: a message comes again after it"
+_AWAY = "the offset store's database is away: a message that failed comes again, and that does not count"
 BLOCKED = "blocked by an earlier message of its key"
 
 
@@ -58,6 +61,9 @@ class Acks(Protocol):
 
     def rejected(self, message: Message) -> bool:
         """Whether a transaction decides what becomes of a message that the application rejects."""
+
+    def is_store_away(self, message: Message) -> bool:
+        """Whether the database that keeps the offsets does not answer."""
 
     def may_give_up(self, message: Message) -> bool:
         """Whether it is certain that no transaction has dealt with a message, nor will."""
@@ -115,9 +121,10 @@ class Failures:
                     del consumed.failing[message.offset]
 
     def _failed(self, consumed: ConsumedPartition, message: Message, reason: str, error: Exception | None) -> None:
+        is_store_away = self._acks.is_store_away(message)
         with self._assignment.changed:
-            if message.offset in consumed.out_of_turn:
-                self._wait_its_turn(consumed, message)
+            if is_store_away or message.offset in consumed.out_of_turn:
+                self._wait_its_turn(consumed, message, _AWAY if is_store_away else _EARLIER, reason)
                 return
             waiting = consumed.deferred_in_hand(message.offset)
             is_under_way = consumed.is_under_way(message.offset)
@@ -131,14 +138,13 @@ class Failures:
             if not (is_last and self._is_given_up(consumed, message, count, reason)):
                 self._retry(consumed, message, count)
 
-    def _wait_its_turn(self, consumed: ConsumedPartition, message: Message) -> None:
+    def _wait_its_turn(self, consumed: ConsumedPartition, message: Message, event: str, reason: str) -> None:
         consumed.out_of_turn.discard(message.offset)
         again_at = self._clock.monotonic() + self._settings.options.retry_delay
         consumed.deliver_again(message, consumed.turn_at(message.offset, again_at))
         consumed.failing.pop(message.offset, None)
         self._sparingly.warning(
-            "an earlier message of its partition is not acknowledged yet: a message comes again after it",
-            topic=message.topic, partition=message.partition, offset=message.offset,
+            event, topic=message.topic, partition=message.partition, offset=message.offset, reason=reason[:200]
         )  # fmt: skip
         self._assignment.changed.notify_all()
 

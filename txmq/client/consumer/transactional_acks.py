@@ -384,6 +384,17 @@ class PendingAcks:
             consumed.in_doubt.add(message.offset)
             return False
 
+    def is_store_away(self, message: Message) -> bool:
+        """Whether the database that keeps the offsets does not answer, so that nothing could be acknowledged in it."""
+        store = self._store
+        if store is None:
+            return False
+        try:
+            asked(lambda: store.saved(self.group, (message.topic, message.partition)))
+        except StorageError:
+            return True
+        return False
+
     def may_give_up(self, message: Message) -> bool:
         """Whether it is certain that no transaction has dealt with a message, nor will."""
         with self._assignment.changed:

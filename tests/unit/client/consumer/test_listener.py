@@ -58,7 +58,7 @@ class ListenerFixture:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         self.clock, log = SimClock(), get_logger()
         self.share, self.dead_letters = Assignment(None, settings, self.clock, log), DeadLetters()
-        self.acks = SimpleNamespace(rejected=lambda _: False, may_give_up=lambda _: True)
+        self.acks = SimpleNamespace(rejected=lambda _: False, is_store_away=lambda _: False, may_give_up=lambda _: True)
         contents = Contents(is_kept=is_kept)
         self.failures = Failures(self.share, contents, self.dead_letters, self.acks, settings, self.clock, log)
         self.consumed = self.assigned(1)

@@ -252,3 +252,16 @@ def test_deferred_message_refused_beside_an_earlier_one_has_not_failed() -> None
     world.reject(-1)
     assert world.consumed.deferred[-1].failures == 1
     assert world.deliver_again() == [-1]
+
+
+def test_failures_while_the_database_is_away_do_not_count() -> None:
+    world, database = in_database()
+    text = deferred(world, -1)
+    database.away = ConnectionError("refused")
+    for _ in range(20):
+        world.reject(-1, 0)
+        assert sorted(world.deliver_again()) == [-1, 0]
+    assert (world.consumed.attempts, world.consumed.deferred[-1].failures, world.dead_lettered) == ({}, 1, [])
+    database.away, database.committed = None, StoredOffset(0, text)
+    world.reject(0)
+    assert world.consumed.attempts == {0: 1}
