@@ -205,8 +205,8 @@ class OutboxTables:
                 if not is_error(error):
                     raise
                 raise ConfigError(
-                    f"table {table} is not an outbox's ({error}): install the outbox there if there is none, "
-                    "else rename that table, or give the outbox another table="
+                    f"table {table} is not an outbox's, or not there ({error}): install() the outbox once, or rename "
+                    "that table, or give the outbox another table="
                 ) from error
 
     # --- the application's side --------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ Sources: SQLAlchemy 2.0 and 2.1, "Session API", "Asynchronous I/O"; Python's sql
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, MetaData, bindparam, event, false, insert, select, text
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy import Connection, Dialect, MetaData, bindparam, event, false, insert, inspect, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError
 from sqlalchemy.sql.expression import TextClause
 
 from txmq.errors import ConfigError, TransactionStateError
@@ -64,7 +65,7 @@ class Outbox(PlainOutbox):
         except InvalidRequestError as error:
             raise ConfigError(f"the metadata has a table {table} or one beside it: give table=, one each") from error
         self._statements: dict[tuple[str, int], TextClause] = {}
-        event.listen(self.relay, "after_create", self._insert_relay_row)
+        event.listen(metadata, "after_create", self._after_create)
 
     def tables(self, connection: Any) -> OutboxTables:
         """The tables, as SQLAlchemy's connection or one of a driver sees them."""
@@ -96,8 +97,7 @@ class Outbox(PlainOutbox):
                 raise ConfigError(
                     f"table {table} is not an outbox's ({error.orig}): rename it, or give the outbox another table="
                 ) from error
-        if not connection.execute(select(self.relay.c.id)).first():
-            self._insert_relay_row(self.relay, connection)
+        self._insert_relay_row(connection)
 
     def send(  # type: ignore[override]  # sessions in place of DB-API connections
         self, session: AnySession, topic: str, value: Any, key: bytes | None = None, *,
@@ -189,9 +189,18 @@ class Outbox(PlainOutbox):
         statement = f"INSERT INTO {table} ({columns}) VALUES {', '.join(rows)}"  # noqa: S608
         return text(statement).bindparams(*parameters)
 
-    def _insert_relay_row(self, _table: Any, connection: Connection, **_: Any) -> None:
+    def _after_create(self, _metadata: MetaData, connection: Connection, **_: Any) -> None:
+        """Of whichever tables: one that failed half-way may have made the relay's, and lost its row."""
+        if inspect(connection).has_table(self.relay.name, schema=self.relay.schema):
+            self._insert_relay_row(connection)
+
+    def _insert_relay_row(self, connection: Connection) -> None:
+        """Insert it if it is missing; another process may do so at the same time."""
+        if connection.execute(select(self.relay.c.id)).first():
+            return
         row = {"id": 1, "uuid": new_uuid(), "home": "", "ids": "", "until_ms": 0}
-        connection.execute(insert(self.relay).values(row))
+        with suppress(IntegrityError), connection.begin_nested():
+            connection.execute(insert(self.relay).values(row))
 
 
 def _names(number: int) -> tuple[str, str, str, str]:

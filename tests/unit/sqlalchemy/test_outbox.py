@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Insert, MetaData, create_engine, insert, select, text
+from sqlalchemy import Engine, Insert, MetaData, create_engine, delete, insert, select, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from txmq.errors import ConfigError, OutboxFullError
@@ -62,6 +62,15 @@ def test_several_outboxes_have_tables_of_their_own(engine: Engine) -> None:
             outbox.send(session, outbox.name, b"")
         session.commit()
     assert [rows(engine, outbox)[0][0] for outbox in (*outboxes, OUTBOX)] == ["one", "two", "orders-db"]
+
+
+def test_relay_row_that_is_missing_comes_with_the_next_creation(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(delete(OUTBOX.relay))  # of a creation that failed MariaDB keeps the tables, and no row
+    for _ in range(2):
+        METADATA.create_all(engine)
+        with engine.connect() as connection:
+            assert len(connection.execute(select(OUTBOX.relay.c.id)).all()) == 1
 
 
 def test_schema_of_the_metadata_is_the_tables() -> None:
