@@ -24,9 +24,9 @@ flask --app shop_at_once init-db || echo "status $?"
 """
 
 
-def messages(broker: BrokerProcess) -> list[tuple[bytes | None, bytes | None]]:
+def messages(broker: BrokerProcess, topic: str = "orders") -> list[tuple[bytes | None, bytes | None]]:
     with txmq.connect(broker.address) as client:
-        return sorted((message.key, message.value) for message in client.browse("orders"))
+        return sorted((message.key, message.value) for message in client.browse(topic))
 
 
 def rows(path: Path, table: str) -> list[tuple[int, str]]:
@@ -62,5 +62,5 @@ def test_last_resource_of_the_page_answers_503_without_broker(tmp_path: Path, br
         client.settle(orders_db)  # what the broker was not told before it died
         eventually(lambda: client.transactions.list() == [], "nothing is in doubt")
     orders_db.close()
-    assert messages(broker) == [(b"ada", b"43 of ada"), (b"ben", b"44 of ben")]
+    assert messages(broker, "orders-at-once") == [(b"ada", b"43 of ada"), (b"ben", b"44 of ben")]
     assert rows(tmp_path / "flask_at_once.db", "orders_at_once") == [(43, "ada"), (44, "ben")]

@@ -202,6 +202,8 @@ class RelayDatabase:
             (self._log.warning if is_new else self._log.debug)(event, error=repr(error))
             self.failure = error
             return None
+        if self.failure is not None:
+            self._log.info("outbox's database is there")
         self.failure = None
         return found
 

@@ -268,7 +268,8 @@ class Relay:
             self._database.page_was_sent()
             self.sent += len(step.rows)
             self._page_rows = len(step.rows)
-            self._failures = self._idles = 0
+            self._recovered()
+            self._idles = 0
             self._watch.look("they are being sent; if this stays so, more is written than the relay can send")
         return answer
 
@@ -277,7 +278,7 @@ class Relay:
             self._watch.look(str(self._broker.problem) if why is Why.BROKER and self._broker.problem else why.value)
         if why is Why.IDLE:
             self._nothing_waits()
-            self._failures = 0
+            self._recovered()
             self._await_rows()
             return
         if why is Why.HELD:
@@ -289,6 +290,11 @@ class Relay:
             self._log.warning("outbox's broker away", error=repr(self._broker.problem))
         self._rest(_AWAY_S.after(self._failures))
         self._failures += 1
+
+    def _recovered(self) -> None:
+        if self._failures:
+            self._log.info("outbox goes on")
+        self._failures = 0
 
     def _await_rows(self) -> None:
         """Until there is something to do, as far as a look tells: it locks nothing, so that no writer of SQLite waits
