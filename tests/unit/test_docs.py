@@ -124,6 +124,7 @@ def test_the_code_uses_every_word_of_the_glossary() -> None:
 OTHERS_ERRORS = {
     "CancelledError",
     "DBAPIError",
+    "DataError",
     "IntegrityError",
     "OperationalError",
 }  # asyncio's, SQLAlchemy's, drivers'
