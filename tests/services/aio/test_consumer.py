@@ -419,7 +419,7 @@ def test_stores_that_block_are_called_in_threads(
         connecting.append(threading.current_thread().name)
         return opened(*given, **named)  # type: ignore[call-overload,no-any-return]
 
-    monkeypatch.setattr("txmq.client.consumer.retry.file_store.sqlite3.connect", connect)
+    monkeypatch.setattr("txmq.runtime.local_store.sqlite3.connect", connect)
 
     async def scenario(client: txmq.aio.Client, producer: txmq.aio.Producer) -> None:
         await _send(producer, "stores", 10)

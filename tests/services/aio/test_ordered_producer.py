@@ -171,7 +171,7 @@ def test_disk_is_touched_in_threads_only(
     def connect(*given: Any, **named: Any) -> sqlite3.Connection:
         return opened(*given, **named, factory=Watched)
 
-    monkeypatch.setattr("txmq.client.spooling.spool.sqlite3.connect", connect)
+    monkeypatch.setattr("txmq.runtime.local_store.sqlite3.connect", connect)
 
     async def scenario(client: txmq.aio.Client) -> None:
         async with await _made(client, kind, tmp_path / "spool", timeout=0.2) as ordered:

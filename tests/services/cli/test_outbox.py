@@ -158,7 +158,7 @@ def test_status_says_which_side_is_away(desk: Desk) -> None:
     orders, stock = desk.told("status", "--bootstrap", "txmq://127.0.0.1:1", status=1)
     assert "cannot connect" in orders["problem"]
     assert (orders["waiting"], stock["state"]) == (0, "unreachable")
-    assert "install the outbox there" in stock["problem"]
+    assert "install() the outbox once" in stock["problem"]
     (desk.folder / "stock.db").unlink()
     assert "unable to open database file" in desk.told("status", status=1)[1]["problem"]
 
