@@ -291,7 +291,7 @@ class PendingCommits:
 
     def add(self, part: HomePart) -> bool:
         """Write the commit of a part, if that needs no wait; whether it is on its way."""
-        part.answer, part.turn, part.is_open = None, Turn(), True
+        part.turn, part.is_open = Turn(), True
         self._open.append(part)
         if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
             try:
