@@ -33,32 +33,29 @@ def open_store(file: Path, schema: str, version: int, what: str, *, read_only: b
         target = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         database = sqlite3.connect(target, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         try:
-            found = _prepared(database, file, schema, version, read_only=read_only)
-            if found != version:
+            found: int = database.execute("PRAGMA user_version").fetchone()[0]
+            if found not in ((version,) if read_only else (0, version)):
                 raise StorageError(f"{file}: version {found} of a {what}, this txmq reads {version}")
+            if not read_only:
+                _prepare(database, file, schema, version)
         except BaseException:
             database.close()
             raise
     return database
 
 
-def _prepared(database: sqlite3.Connection, file: Path, schema: str, version: int, *, read_only: bool) -> int:
-    """The version of the file, with tables if there were none."""
-    if not read_only:
-        mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-        database.execute("PRAGMA synchronous=FULL")
-        if mode != "wal":
-            raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
-        database.execute("BEGIN IMMEDIATE")  # two that make it at once: the second finds it made
-    found: int = database.execute("PRAGMA user_version").fetchone()[0]
-    if not read_only:
-        if found == 0:
-            for statement in schema.split(";"):
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version={version}")
-            found = version
-        database.execute("COMMIT")
-    return found
+def _prepare(database: sqlite3.Connection, file: Path, schema: str, version: int) -> None:
+    """Force each commit, and make the tables if there are none."""
+    mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    database.execute("PRAGMA synchronous=FULL")
+    if mode != "wal":
+        raise StorageError(f"{file}: SQLite cannot use its write-ahead log here (journal_mode {mode})")
+    database.execute("BEGIN IMMEDIATE")  # two that make it at once: the second finds it made
+    if database.execute("PRAGMA user_version").fetchone()[0] == 0:
+        for statement in schema.split(";"):
+            database.execute(statement)
+        database.execute(f"PRAGMA user_version={version}")
+    database.execute("COMMIT")
 
 
 @contextmanager

@@ -391,7 +391,7 @@ class PendingAcks:
             return False
         try:
             asked(lambda: store.saved(self.group, (message.topic, message.partition)))
-        except StorageError:
+        except TxmqError:
             return True
         return False
 

@@ -194,20 +194,18 @@ class HomePart(Conversation):
 
     # --- after the decision ------------------------------------------------------------------------------------------
 
-    def commit(self) -> bool:
-        """Tell the home that the transaction is committed, for certain; the answer is not awaited.
-
-        Returns:
-            Whether that is on its way; else the resolver writes it.
-        """
+    def commit(self) -> None:
+        """Tell the home that the transaction is committed, for certain; the answer is not awaited."""
         self.state, self.parts = BranchState.COMMITTED, []
-        is_written = self.commits.add(self)
+        self.commits.add(self)
         if self.of is not None:
             crash_point("client.homes.commit_sent")
-        return is_written
 
     def answered(self, lines: list[PartResult], refusal: TxmqError | None = None) -> None:
-        """For ``PendingCommits``: the home has answered to the commit. May be called again after an interrupt in it."""
+        """For ``PendingCommits``: the home has answered to the commit, which still counts as open.
+
+        ``on_answered`` must wait for no commit, and may be called once more after an interrupt.
+        """
         if self.of is not None:
             crash_point("client.homes.told")
         self.lines, self.refusal = lines, refusal
@@ -215,12 +213,11 @@ class HomePart(Conversation):
             self.finished()
         self.on_answered(self)
 
-    def await_answer(self, deadline: float) -> bool:
-        """Wait for the answer to ``commit``; whether it has come."""
+    def await_answer(self, deadline: float) -> None:
+        """Wait for the answer to ``commit``; ``is_late`` says that it has not come."""
         with suppress(TxmqError):
             self.commits.wait_for(self, deadline)
         self.is_late = self.lines is None
-        return not self.is_late
 
     @property
     def is_unwritten(self) -> bool:
@@ -289,16 +286,13 @@ class PendingCommits:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, part: HomePart) -> bool:
-        """Write the commit of a part, if that needs no wait; whether it is on its way."""
+    def add(self, part: HomePart) -> None:
+        """Write the commit of a part, if that needs no wait; else the resolver does."""
         part.turn, part.is_open = Turn(), True
         self._open.append(part)
         if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
-            try:
+            with suppress(TxmqError):
                 self._write(part)
-            except TxmqError:  # the resolver writes it
-                return False
-        return part.answer is not None
 
     def add_once(self, part: HomePart) -> None:
         """As ``add``, if that was perhaps interrupted."""

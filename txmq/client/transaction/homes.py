@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from txmq.client.transaction.home_part import HomePart, TransactionClient, TransactionHome, nothing
+from txmq.client.transaction.home_part import HomePart, TransactionClient, TransactionHome
 from txmq.client.transaction.messages import MessageBuffer, SavedOffsets
 from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.errors import RolledBackError, TxmqError
@@ -307,10 +307,6 @@ class TransactionHomes:
         for part in self.others:
             part.leave()
             part.close()
-
-    def let_go(self) -> None:
-        """Nobody is told of answers any more, and no cycle is left to be collected."""
-        self.decider.on_answered = nothing
 
 
 def _several(owners: dict[TransactionHome, list[TopicPartition]]) -> str:
