@@ -30,7 +30,8 @@ PLACE = ROOT / "build" / "databases"
 # What the servers never load: perl is for their scripts, gconv for programs that ask the C library to convert.
 LEFT_OUT = ("perl", "libperl", "libgdbm", "libdb5", "libc-gconv")
 TESTS = (
-    "tests/services/xa", "tests/services/binlog", "tests/services/consumer/test_offset_stores.py",
+    "tests/services/xa", "tests/services/outbox", "tests/services/sqlalchemy", "tests/services/django_app",
+    "tests/services/binlog", "tests/services/consumer/test_offset_stores.py",
     "tests/services/consumer/test_consumers_with_stores.py", "tests/services/consumer/test_acks_in_transactions.py",
     "tests/services/aio/test_databases.py", "tests/services/cli/test_resolver_once.py",
     "tests/services/programs/test_database_programs.py", "tests/services/programs/test_mariadb.py",
@@ -58,6 +59,7 @@ class Newer:
         package: apt-get installs it with all that it depends on.
         program: of the server.
         share: its messages and character sets, below usr/share.
+        campaigns: of ``tools.crash``. That of the binlog is held to ``mariadb-binlog``, and to MariaDB's types.
     """
 
     title: str
@@ -65,6 +67,7 @@ class Newer:
     package: str
     program: str
     share: str
+    campaigns: tuple[str, ...]
 
     @property
     def root(self) -> Path:
@@ -73,8 +76,8 @@ class Newer:
 
 
 SERVERS = (
-    Newer("MySQL", "sid", "mysql-server-core", "mysqld", "mysql"),
-    Newer("MariaDB", "trixie", "mariadb-server-core", "mariadbd", "mariadb"),
+    Newer("MySQL", "sid", "mysql-server-core", "mysqld", "mysql", ("--xa",)),
+    Newer("MariaDB", "trixie", "mariadb-server-core", "mariadbd", "mariadb", ("--xa", "--binlog")),
 )
 
 
@@ -156,11 +159,12 @@ def _run(*command: str) -> str:
 
 
 def test(server: Newer, tests: Sequence[str], workers: int, cycles: int) -> bool:
-    """Run the tests and the XA campaign on a server that is unpacked; whether all went well."""
+    """Run the tests, and the campaigns of XA and binlog, on a server that is unpacked; whether all went well."""
     environment = {**os.environ, VARIABLE: str(server.root)}
     commands = [[sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", *tests]]
     if cycles:
-        commands.append([sys.executable, "-m", "tools.crash", "--xa", "--cycles", str(cycles)])
+        for campaign in server.campaigns:
+            commands.append([sys.executable, "-m", "tools.crash", campaign, "--cycles", str(cycles)])
     statuses = [subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode for command in commands]
     return not any(statuses)
 
@@ -171,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tests", nargs="*", default=TESTS, help="instead of all that a database takes part in")
     parser.add_argument("--only", choices=[server.program for server in SERVERS], help="one of the servers")
     parser.add_argument("--workers", type=int, default=2, help="processes that run tests (default %(default)s)")
-    parser.add_argument("--cycles", type=int, default=40, help="of the XA campaign; 0: none (default %(default)s)")
+    parser.add_argument("--cycles", type=int, default=40, help="of each campaign; 0: none (default %(default)s)")
     options = parser.parse_args(arguments)
     green = True
     for server in SERVERS:

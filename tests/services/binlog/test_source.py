@@ -241,13 +241,16 @@ def test_rows_changed_by_a_statement_stop_the_reader(reading: Reading, statement
 PARTITIONED = "CREATE TABLE t (id INT PRIMARY KEY) PARTITION BY RANGE (id) (PARTITION p VALUES LESS THAN (10))"
 
 
+def converted(made: list[str], how: str) -> Any:
+    return pytest.param(made, f"ALTER TABLE t CONVERT {how}", marks=pytest.mark.needs(Ability.CONVERTED_PARTITIONS))
+
+
 @pytest.mark.parametrize(
     ("made", "statement"),
     [
         ([PARTITIONED, "CREATE TABLE u (id INT PRIMARY KEY)"], "ALTER TABLE t EXCHANGE PARTITION p WITH TABLE u"),
-        ([f"{PARTITIONED[:-1]}, PARTITION q VALUES LESS THAN (20))"], "ALTER TABLE t CONVERT PARTITION q TO TABLE u"),
-        ([PARTITIONED, "CREATE TABLE u (id INT PRIMARY KEY)"],
-         "ALTER TABLE t CONVERT TABLE u TO PARTITION q VALUES LESS THAN (20)"),
+        converted([f"{PARTITIONED[:-1]}, PARTITION q VALUES LESS THAN (20))"], "PARTITION q TO TABLE u"),
+        converted([PARTITIONED, "CREATE TABLE u (id INT PRIMARY KEY)"], "TABLE u TO PARTITION q VALUES LESS THAN (20)"),
         (["CREATE TABLE t (id INT PRIMARY KEY)"], "ALTER TABLE t DISCARD TABLESPACE"),
     ],
 )  # fmt: skip
@@ -365,6 +368,7 @@ def test_server_that_does_not_show_each_change_is_refused(reading: Reading, vari
         reading.server.execute(f"SET GLOBAL {variable} = {before}")
 
 
+@pytest.mark.needs(Ability.DOMAINS)
 def test_replica_whose_binlog_has_its_own_changes_only_is_refused(reading: Reading) -> None:
     server = reading.server
     server.execute("CREATE USER blind")
@@ -381,6 +385,15 @@ def test_replica_whose_binlog_has_its_own_changes_only_is_refused(reading: Readi
     finally:
         server.execute("RESET SLAVE ALL")
     reading.source.current_position()
+
+
+@pytest.mark.needs(Ability.REPLICA_UPDATES)
+def test_replica_of_mysql_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    options = ["--log-replica-updates=OFF"]
+    with MariaDB(tmp_path, binary_log=True, options=options) as server, Reading(server) as reading:
+        server.execute("CHANGE REPLICATION SOURCE TO source_host = '127.0.0.1'")
+        with pytest.raises(SourceError, match=r"is a replica, and its binlog lacks .*log_replica_updates=ON"):
+            reading.source.current_position()
 
 
 def test_binlog_that_leaves_out_a_database_is_refused(tmp_path: Path) -> None:

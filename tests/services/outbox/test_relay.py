@@ -350,7 +350,7 @@ def test_units_are_seen_whole_or_not_at_all(sqlite_shop: Shop, client: txmq.Clie
     assert sum(1 for _ in client.browse("units")) == 180
 
 
-def test_relays_session_ends_when_idle_and_sees_commits(shop: Shop) -> None:
+def test_relays_session_ends_when_idle_and_sees_commits(shop: Shop, mariadb: MariaDB) -> None:
     opened = list[Any]()
 
     def connect() -> Any:
@@ -361,7 +361,7 @@ def test_relays_session_ends_when_idle_and_sees_commits(shop: Shop) -> None:
     assert database.peek() is not None
     asked = {
         "sqlite": ("PRAGMA synchronous",),
-        "mysqlclient": ("SELECT @@idle_transaction_timeout", "SELECT @@tx_isolation"),
+        "mysqlclient": tuple(f"SELECT @@{name}" for name in (mariadb.program.idle_timeout, mariadb.program.isolation)),
         "psycopg": ("SHOW idle_in_transaction_session_timeout", "SHOW default_transaction_isolation"),
     }  # fmt: skip
     found = [run(opened[0], question)[0][0][0] for question in asked[shop.fields["kind"]]]

@@ -25,6 +25,7 @@ from txmq.errors import OutboxFullError, TransactionStateError
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.sqlalchemy import Outbox
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 
@@ -46,9 +47,10 @@ REST = {
     "postgresql": "SELECT indexdef, '' FROM pg_indexes WHERE schemaname = 'public' "
     "UNION ALL SELECT sequencename, CAST(cache_size AS TEXT) FROM pg_sequences",
 }
+OF_MARIADB = pytest.param("mariadb", marks=pytest.mark.needs(Ability.MARIADB_DIALECT))
 
 
-@pytest.fixture(params=["mysql", "mariadb", "postgresql"])
+@pytest.fixture(params=["mysql", OF_MARIADB, "postgresql"])
 def engine(request: pytest.FixtureRequest, mariadb: MariaDB, postgresql: PostgreSQL) -> Iterator[Engine]:
     url = postgresql_url(postgresql) if request.param == "postgresql" else mariadb_url(mariadb, name=request.param)
     made = create_engine(url)

@@ -51,12 +51,13 @@ def run(shop: MySQLShop, *statements: str) -> None:
 )
 def test_body_that_changes_its_session_spoils_no_other_block(shop: MySQLShop, statement: str) -> None:
     run(shop)
+    ((timeout,),) = shop.execute("SELECT @@GLOBAL.lock_wait_timeout")
     run(shop, statement)
     for _ in range(2):
         with shop.producer.transaction(shop.resource) as tx:
             cursor = tx.connection(shop.resource).cursor()
             cursor.execute("SELECT DATABASE(), @@lock_wait_timeout")
-            assert cursor.fetchone() == (shop.database, 86400)
+            assert cursor.fetchone() == (shop.database, timeout)
             shop.insert(tx, b"x")
     assert shop.rows() == shop.messages() == [b"x"] * 4
 

@@ -218,7 +218,8 @@ def test_body_that_ends_its_work_by_itself_is_rolled_back(orders: MySQLOrders, v
     with pytest.raises(RolledBackError, match="could not be ended"):
         end(branch)
     assert branch.roll_back(prepared=False)
-    assert (orders.rows(), orders.listed()) == ([], [])
+    assert not branch.ended_by_body
+    assert (orders.rows(), orders.listed(), orders.markers()) == ([], [], {})
 
 
 def test_work_behind_manual_end_is_undone_and_connection_dropped(orders: MySQLOrders) -> None:
@@ -403,8 +404,7 @@ def test_patience_with_owners_follows_their_deadlines(orders: MySQLOrders) -> No
 
 
 def test_smaller_limit_that_connect_has_set_stays(orders: MySQLOrders) -> None:
-    shown = orders.execute("SHOW VARIABLES LIKE 'idle_transaction_timeout'")
-    variable = str(shown[0][0]) if shown else "wait_timeout"
+    variable = orders.server.program.idle_timeout
     orders.resource.close()
     orders.arguments = {"init_command": f"SET SESSION {variable} = 3"}
     branch = orders.enlist(timeout=100.0)

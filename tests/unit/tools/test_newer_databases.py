@@ -51,8 +51,10 @@ def test_tests_are_told_where_the_server_is(monkeypatch: pytest.MonkeyPatch) -> 
     for server in SERVERS:
         server.root.mkdir(parents=True)
     monkeypatch.setattr(subprocess, "run", run)
-    assert main(["--cycles", "3"]) == 1  # tests passed, the campaign did not
+    assert main(["--cycles", "3"]) == 1  # tests passed, the campaigns did not
     assert said == [
-        (words, str(server.root)) for server in SERVERS for words in (["pytest", "-q"], ["tools.crash", "--xa"])
+        (words, str(server.root))
+        for server in SERVERS
+        for words in (["pytest", "-q"], *(["tools.crash", campaign] for campaign in server.campaigns))
     ]
     assert main(["--cycles", "0"]) == 0

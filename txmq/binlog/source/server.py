@@ -37,6 +37,7 @@ _WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {
 }
 _NOT_AWAY: Final = frozenset({1044, 1045, 1049, 1142, 1143, 1227, 1698, 4031})
 _MAY_NOT_SEE: Final = 1227
+_PARSE_ERROR: Final = 1064
 _BINARY_TYPES: Final = ("uuid", "inet4", "inet6")
 _OFFSETS: Final = 1 << 32
 _FILE_START: Final = 4
@@ -81,33 +82,44 @@ class Server:
                     + " (with log-bin in the server's configuration)"
                     * (name == "log_bin")
                 )
-        self._check_filters()
+        self.check_filters()
         self._check_server_id()
         self._check_cascades()
 
-    def _check_filters(self) -> None:
+    def check_filters(self) -> None:
         """Whether the binlog has all that changes the tables, whoever does it."""
-        for row in self.rows("SHOW MASTER STATUS") if self.origin.flavor == "mariadb" else ():
+        for row in self._first_understood("SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"):
             for name, found in (("binlog-do-db", row[2]), ("binlog-ignore-db", row[3])):
                 if found:
                     raise SourceError(
                         f"{name} is {found}: the binlog leaves out changes, and statements by the database in which "
                         f"they are run: take {name} out of the server's configuration, and begin anew with a snapshot"
                     )
-        if self.origin.flavor == "mariadb" and self._variable("log_slave_updates") == "0" and self._is_replica():
-            raise SourceError(
-                "the server is a replica, and its binlog lacks what it replicates: set log_slave_updates=ON in the "
-                "server's configuration, and begin anew with a snapshot; or read the one that it replicates"
-            )
+        for name in ("log_replica_updates", "log_slave_updates"):  # of newer MySQL; of all
+            if self._variable(name) == "0" and self._is_replica():
+                raise SourceError(
+                    f"the server is a replica, and its binlog lacks what it replicates: set {name}=ON in the "
+                    "server's configuration, and begin anew with a snapshot; or read the one that it replicates"
+                )
 
     def _is_replica(self) -> bool:
         """Whether it is; whether it was, if the user may not see it (REPLICA MONITOR)."""
         try:
-            return bool(self.rows("SHOW ALL SLAVES STATUS"))
+            return bool(self._first_understood("SHOW ALL SLAVES STATUS", "SHOW REPLICA STATUS", "SHOW SLAVE STATUS"))
         except SourceError as error:
             if _code(error.__cause__) != _MAY_NOT_SEE:
                 raise
         return bool(self._variable("gtid_slave_pos"))
+
+    def _first_understood(self, *statements: str) -> Sequence[Any]:
+        """The rows of the first statement that this version of the server knows."""
+        for statement in statements[:-1]:
+            try:
+                return self.rows(statement)
+            except SourceError as error:
+                if _code(error.__cause__) != _PARSE_ERROR:
+                    raise
+        return self.rows(statements[-1])
 
     def end_position(self, *, is_exact: bool = True) -> Position:
         """Where the binlog ends now.
@@ -412,7 +424,7 @@ class Server:
             raise refusal(error) from error
 
 
-_SWITCHES: Final = frozenset({"log_bin", "log_slave_updates", "binlog_transaction_compression"})
+_SWITCHES: Final = frozenset({"log_bin", "log_slave_updates", "log_replica_updates", "binlog_transaction_compression"})
 
 
 def fingerprint(connection: Connection) -> str:

@@ -41,15 +41,19 @@ class Ability(enum.Enum):
     ARIA = "has tables of the engine Aria"
     ATTACHED_XA = "keeps a prepared XA branch with its session, until that ends"
     BINARY_JSON = "stores JSON in a form of its own, and not as text"
+    CONVERTED_PARTITIONS = "makes a table of a partition, and the reverse"
     DOMAINS = "counts GTIDs by domains: each server's follow one another"
     HIDDEN_CASCADES = "changes rows by foreign keys without row events"
     KEY_FILES = "encrypts with the keys of a file"
+    MARIADB_DIALECT = "has a dialect of its own in SQLAlchemy"
     MIXED_TRANSACTIONS = "lets a transaction change tables that cannot roll back"
     OLD_TEMPORAL_TYPES = "makes temporal columns in the format of before MySQL 5.6"
     TWO_PHASE_ALTER = "writes an ALTER TABLE when it begins and when it ends"
     UCA1400 = "has collations of UCA 14"
+    REPLICA_UPDATES = "writes what it replicates into its binary log, unless it is told not to"
     VECTORS = "has columns of the type VECTOR"
     CASCADES_IN_BINLOG = "writes into its binary log what foreign keys change"
+    CHECKS_SWITCHED_OFF = "leaves CHECK constraints unchecked, if a session says so"
     COMPOUND_STATEMENTS = "prepares several statements as one"
     COMPRESSED_COLUMNS = "has compressed columns"
     COMPRESSED_EVENTS = "compresses single events of its binary log"
@@ -67,6 +71,7 @@ class DatabaseProgram(Protocol):
     Attributes:
         binlog_gtids: SQL of the GTIDs that its binary log holds.
         in_transaction: SQL that says whether the session is in one.
+        idle_timeout: the variable that ends a session which is idle within a transaction.
         isolation: the variable of that name.
         recovery_privilege: what XA RECOVER needs on *.*; empty: nothing.
         reset_binary_log: the statement that makes it begin anew.
@@ -78,6 +83,7 @@ class DatabaseProgram(Protocol):
 
     binlog_gtids: str
     in_transaction: str
+    idle_timeout: str
     isolation: str
     recovery_privilege: str
     reset_binary_log: str
@@ -98,7 +104,7 @@ class DatabaseProgram(Protocol):
         """What makes a data directory in which root has no password. ``scratch`` is a directory for its files."""
 
 
-_OF_MYSQL = frozenset({Ability.BINARY_JSON, Ability.CASCADES_IN_BINLOG, Ability.VECTORS})
+_OF_MYSQL = frozenset({Ability.BINARY_JSON, Ability.CASCADES_IN_BINLOG, Ability.REPLICA_UPDATES, Ability.VECTORS})
 _OF_MARIADB = frozenset(Ability) - _OF_MYSQL
 
 
@@ -107,6 +113,7 @@ class MariaDBProgram:
 
     binlog_gtids = "@@gtid_binlog_pos"
     in_transaction = "@@in_transaction"
+    idle_timeout = "idle_transaction_timeout"
     isolation = "tx_isolation"
     recovery_privilege = ""
     reset_binary_log = "RESET MASTER"
@@ -152,6 +159,7 @@ class MySQLProgram:
     abilities = _OF_MYSQL
     binlog_gtids = "@@global.gtid_executed"
     in_transaction = "(SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = CONNECTION_ID())"
+    idle_timeout = "wait_timeout"
     isolation = "transaction_isolation"
     recovery_privilege = "XA_RECOVER_ADMIN"
     reset_binary_log = "RESET BINARY LOGS AND GTIDS"

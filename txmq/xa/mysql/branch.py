@@ -285,13 +285,21 @@ class MySQLBranch:
         return is_answer_of_server(error) and not is_lost
 
     def _not_ended(self, error: Exception, *, at_end: bool) -> NoReturn:
-        if at_end and code_of(error) in (NOTA, RMFAIL):
+        if at_end and code_of(error) in (NOTA, RMFAIL) and not self._is_undone():
             self._may_be_prepared = False
             text = (
                 f"the body ended the branch in {self.resource.name!r} by itself (XA END, XA COMMIT); its rows may be "
             )
             raise caused(HeuristicError(f"{text}there, no message was sent: {error}", self._txid), error)
         raise self._rolled_back(f"{self.resource.name!r}: the branch could not be ended: {error}", error)
+
+    def _is_undone(self) -> bool:
+        """Whether the body had only prepared the branch: MySQL detaches it then from its session. It is rolled back."""
+        _, error = self._send("ROLLBACK", self._xa("ROLLBACK"))  # the marker was written outside of the branch
+        if error is None:
+            self._has_ended = True
+            self.abandon()
+        return error is None
 
     def _rolled_back(self, text: str, cause: BaseException) -> RolledBackError:
         if self._limit.has_passed:

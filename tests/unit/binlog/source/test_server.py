@@ -39,7 +39,10 @@ class Asked(Server):
         if sql.startswith("SHOW GLOBAL VARIABLES"):
             name = str(parameters[0]).replace("\\", "")
             return [(name, self._variables[name])] if name in self._variables else []
-        return next(rows for start, rows in self._answers.items() if sql.startswith(start))
+        known = (rows for start, rows in self._answers.items() if sql.startswith(start))
+        if (found := next(known, None)) is None:
+            raise SourceError("no such statement") from Exception(1064, "You have an error in your SQL syntax")
+        return found
 
 
 SERVER_UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -60,6 +63,22 @@ def test_gtids_with_tags_are_refused_by_name(variable: str) -> None:
     ask = server.end_position if variable == "gtid_executed" else server.oldest_position
     with pytest.raises(SourceError, match=rf"{variable} is {SERVER_UUID}:1-5:audit:1, and GTIDs with tags"):
         ask()
+
+
+@pytest.mark.parametrize("statement", ["SHOW MASTER STATUS", "SHOW BINARY LOG STATUS"])
+def test_filters_are_asked_for_in_each_versions_words(statement: str) -> None:
+    server = Asked("mysql", {statement: [("binlog.000003", 700, "shop", "", "")]})
+    with pytest.raises(SourceError, match="binlog-do-db is shop"):
+        server.check_filters()
+
+
+@pytest.mark.parametrize("name", ["log_slave_updates", "log_replica_updates"])
+@pytest.mark.parametrize("statement", ["SHOW ALL SLAVES STATUS", "SHOW REPLICA STATUS", "SHOW SLAVE STATUS"])
+def test_replica_that_keeps_nothing_is_refused(statement: str, name: str) -> None:
+    answers: dict[str, Sequence[Any]] = {"SHOW MASTER STATUS": [], statement: [("connecting",)]}
+    with pytest.raises(SourceError, match=f"set {name}=ON"):
+        Asked("mysql", answers, **{name: "OFF"}).check_filters()
+    Asked("mysql", answers, **{name: "ON"}).check_filters()
 
 
 CASCADE = {"SELECT constraint_schema": [("shop", "items", "of_order")]}
