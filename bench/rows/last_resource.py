@@ -131,6 +131,7 @@ def visible(
             return database.timed(committed if threading.get_ident() == mine else [])
 
         resource = made("orders", connect=connect)
+        resource.opens_aside = False  # it would be another thread that connects
         resource.install(client)
         insert = database.sql(ORDER)
 

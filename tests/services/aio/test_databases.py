@@ -331,6 +331,28 @@ def test_block_may_be_cancelled_at_every_await(run: Callable[[Scenario], None]) 
     run(scenario)
 
 
+def test_threads_and_tasks_use_one_resource(shared_broker: BrokerProcess, shop: Shop) -> None:
+    """A service with synchronous and asynchronous endpoints; each kind has connections of its own."""
+
+    async def scenario() -> None:
+        async with serving(shared_broker, shop, topic) as service:
+            for number in range(3):
+                await service.order(b"task-%d" % number)
+                await asyncio.to_thread(order, b"thread-%d" % number)
+            assert len(await service.check()) == 6
+
+    def order(value: bytes) -> None:
+        with txmq.connect(shared_broker.address) as client, client.producer() as producer:
+            with producer.transaction(shop.resource) as tx:
+                cursor = tx.connection(shop.resource).cursor()
+                cursor.execute(shop.insert, (value,))
+                producer.send(topic, value, key=b"k")
+                cursor.execute(shop.take)
+
+    topic = f"both-{type(shop).__name__}"
+    on_loop(scenario)
+
+
 def test_loop_that_shuts_down_leaves_no_order_torn(shared_broker: BrokerProcess, shop: Shop) -> None:
     """asyncio.run cancels what is under way, the ends of blocks, too."""
 

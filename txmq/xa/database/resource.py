@@ -31,7 +31,7 @@ from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.dbapi import driver_of, limit_of
 from txmq.xa.database.guarded_connection import NO_ANSWER
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
-from txmq.xa.database.thread_connection import GivenUp, lent, opened, return_lent
+from txmq.xa.database.thread_connection import GivenUp, ThreadConnection, lent, opened, return_lent
 from txmq.xa.fencing import Drawn, Fence
 
 S = TypeVar("S", bound=DatabaseSession)
@@ -229,7 +229,8 @@ class DatabaseResource(ABC, Generic[S]):
             raise
         finally:
             limit.end()
-        self.opens_aside = not session.is_bound_to_thread
+        if not isinstance(session.connection, ThreadConnection):  # a strand's says nothing of the driver
+            self.opens_aside = not session.is_bound_to_thread
         self.installation.keep(session)
         return session
 
