@@ -142,7 +142,7 @@ class Outbox:
                 connection.commit()
                 return
             except Exception as error:
-                if not left or not _came_second(error):
+                if not left or not (_came_second(error) or tables.dialect.rolls_back(connection, error)):
                     raise
                 connection.rollback()
 
