@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,17 +13,21 @@ import txmq
 from tests.services.outbox.databases import connector_of
 from txmq.client.relay.relay import Relay
 from txmq.outbox.outbox import Outbox
+from txmq.testing.processes.fork_server import Process, Streams, start
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def started(broker: str, database: dict[str, object], crash: str = "") -> subprocess.Popen[bytes]:
+def started(broker: str, database: dict[str, object], crash: str = "") -> Process:
     """The process; it dies at ``crash``, a crash point and the visit, as ``TXMQ_CRASH`` has it."""
-    import os
-
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"TXMQ_CRASH": crash} if crash else {})
+    environment = os.environ | ({"TXMQ_CRASH": crash} if crash else {})
     command = [sys.executable, "-m", "tests.services.outbox.relaying", json.dumps({"broker": broker, **database})]
-    return subprocess.Popen(command, env=environment)
+    with (
+        Path(os.devnull).open("rb") as nothing,
+        open(1, "wb", closefd=False) as out,
+        open(2, "wb", closefd=False) as errors,
+    ):
+        return start(command, Streams(nothing, out, errors), environment, str(ROOT))
 
 
 def main(arguments: str) -> None:
