@@ -1,7 +1,8 @@
 """``make test``: every stage in turn, then what failed once more, then one verdict.
 
 What may be run once more, and what is red whatever a second run says: ``verdict``. All that a run leaves is in
-``build/suite``: ``result.json`` with times, failures and the tests that are unsteady.
+``build/suite``: ``result.json`` with times, failures and the tests that are unsteady; of each stage, when its tests
+began and ended, and in which worker.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class Run:
     def _test(self, stage: Stage) -> None:
         order = () if self._order is None else ("--order", str(self._order))
         spread = ("-n", str(self._workers), "--dist", "loadfile")
-        status, failures = self._pytest(stage, [*spread, *order, *stage.tests], self._left / f"{stage.name}.jsonl")
+        told = (*spread, *order, "--times", str(self._left / f"{stage.name}-times.jsonl"), *stage.tests)
+        status, failures = self._pytest(stage, told, self._left / f"{stage.name}.jsonl")
         self.failures += failures
         if status not in (0, TESTS_FAILED) or (status == TESTS_FAILED and not failures):
             self.broken = f"pytest ended with status {status} in stage {stage.name}"

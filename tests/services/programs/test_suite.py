@@ -37,6 +37,9 @@ def test_test_that_fails_once_is_named_unsteady(tmp_path: Path, capfd: pytest.Ca
     assert "too slow" in run.lines()[1]
     assert "1 passed" in capfd.readouterr().out.splitlines()[-1]
     assert json.loads((tmp_path / "build/suite/result.json").read_text("utf-8"))["unsteady"] == ["test_0.py::test_0"]
+    times = (tmp_path / "build/suite/services-times.jsonl").read_text("utf-8").splitlines()
+    ran = {line["test"]: (line["worker"], line["began"] < line["ended"]) for line in map(json.loads, times)}
+    assert ran == {f"test_{number}.py::test_{number}": ("gw0", True) for number in range(2)}
 
 
 @pytest.mark.parametrize(
