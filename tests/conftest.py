@@ -72,6 +72,7 @@ def small_servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     BrokerProcess.defaults, MariaDB.defaults = SMALL_BROKER, chosen_program().small
     BrokerProcess.ports_file = Path(tempfile.gettempdir(), f"txmq-tests-ports-{os.getuid()}")  # of all that test here
     MariaDB.template = tmp_path_factory.mktemp(f"{LASTING}-mariadb") / "data"
+    PostgreSQL.template = tmp_path_factory.mktemp(f"{LASTING}-postgresql") / "data"
     request.config.pluginmanager.register(Leftovers(tmp_path_factory.getbasetemp()))
 
 

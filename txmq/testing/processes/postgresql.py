@@ -1,15 +1,15 @@
 """A real PostgreSQL server as a child process over a private directory, to be killed and restarted.
 
-Theory of operation. The first ``start`` makes a data directory (``initdb``) and an empty database; each start waits
-until the server accepts a connection on its port of 127.0.0.1, which stays the same over restarts. The user
-``postgres`` has no password there. PostgreSQL refuses to run as root: there it runs as the system's user ``postgres``,
-and the data is not below ``directory``, which that user might not enter, but in a directory of its own that leaves with
-the object's block.
+Theory of operation. The first ``start`` makes a data directory (``initdb``, or a copy of ``PostgreSQL.template``) and
+an empty database; each start waits until the server notes in ``postmaster.pid`` that it accepts connections on its port
+of 127.0.0.1, which stays the same over restarts. The user ``postgres`` has no password there. PostgreSQL refuses to run
+as root: there it runs as the system's user ``postgres``, and the data is not below ``directory``, which that user might
+not enter, but in a directory of its own that leaves with the object's block.
 
 ``kill`` ends the server's children, too: they would outlive it for a moment, and the memory that they
 share with it would keep a new one from starting.
 
-Source: PostgreSQL 15, "initdb", "postgres", 19.1 "The PostgreSQL User Account".
+Source: PostgreSQL 15, "initdb", "postgres", 19.1 "The PostgreSQL User Account"; pidfile.h, ``PM_STATUS_READY``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from txmq.errors import TxmqError
 from txmq.testing.eventually import eventually
@@ -33,6 +33,7 @@ from txmq.testing.processes.child import STOP_TIMEOUT_S, ChildProcess
 START_TIMEOUT_S = 60.0
 _USER = "postgres"
 _OUTPUT_TAIL_BYTES = 3000
+_STATUS_LINE = 7  # of postmaster.pid, from 0
 _LIBRARIES = Path("/usr/lib/postgresql")  # Debian's, one folder for each version
 
 
@@ -50,7 +51,11 @@ class PostgreSQL(ChildProcess):
 
     Attributes:
         port: on 127.0.0.1; 0 before the first start.
+        template: a data directory, made when it is first needed, that each new server gets a copy of; None: each makes
+            its own.
     """
+
+    template: ClassVar[Path | None] = None
 
     failure = PostgreSQLFailedError
     title = "PostgreSQL"
@@ -134,15 +139,30 @@ class PostgreSQL(ChildProcess):
         home = self._home = Path(tempfile.mkdtemp(prefix="txmq-"))
         if os.geteuid() == 0:
             shutil.chown(home, _USER)
+        if self.template is not None and self.template.exists():
+            _copy(self.template, home / "data")
+            return home
         _run(
             *_as_user(), _find("initdb"), "-D", str(home / "data"), "-U", _USER, "--auth=trust", "--encoding=UTF8",
             "--locale=C.UTF-8", "--no-instructions", "--no-sync", "--wal-segsize=1",
         )  # fmt: skip
+        if self.template is not None:
+            _copy(home / "data", unfinished := self.template.with_suffix(".new"))
+            unfinished.rename(self.template)
         return home
 
     def _serves(self) -> bool:
-        asked = [_find("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", _USER]
-        return subprocess.run(asked, check=False).returncode == 0  # noqa: S603 - arguments of our own
+        """Whether this process, not one that was killed, has written that it does."""
+        assert self._home is not None
+        with suppress(FileNotFoundError):
+            lines = (self._home / "data" / "postmaster.pid").read_text("utf-8").splitlines()
+            return lines[:1] == [str(self.pid)] and [line.strip() for line in lines[_STATUS_LINE:]] == ["ready"]
+        return False
+
+
+def _copy(data_dir: Path, to: Path) -> None:
+    """With owners and modes, which the server insists on."""
+    _run("cp", "-a", str(data_dir), str(to))
 
 
 def _send(what: signal.Signals, processes: Sequence[str]) -> None:
