@@ -29,7 +29,6 @@ TIMEOUT_S = 1200  # under a load of 8 a session of Spark alone takes minutes
 CONF = {
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false",
     "spark.executor.memory": "512m", "spark.ui.showConsoleProgress": "false",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }  # fmt: skip
 
 
@@ -48,6 +47,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+def _whose_classes_are_not_of(archive: Path, spark: SparkCluster) -> list[int]:
+    """Found: master, workers and executors had another class path, and Java leaves the archive out without a word."""
+    processes = [*spark.daemons, *spark.executors()]
+    return [pid for pid in processes if archive.exists() and str(archive) not in Path(f"/proc/{pid}/maps").read_text()]
+
+
 def _lose_one_of_each(spark: SparkCluster, cluster: Cluster) -> None:
     """Kill a broker and an executor at once; Spark makes another executor."""
     broker, executor = cluster.brokers[1], spark.executors()[0]
@@ -62,11 +67,13 @@ def test_standalone_cluster_runs_sink_source_stream_and_audit(cluster: Cluster, 
         eventually(lambda: len(client.routes.all_links()) == 3, "all homes are known")
         for topic in ("orders", "copies"):
             client.topics.create(topic, partitions=3)
-        words = [f"--conf {quote(f'{name}={value}')}" for name, value in CONF.items()]
+        quick = environment()
+        settings = {**CONF, "spark.executor.extraJavaOptions": quick["SPARK_SUBMIT_OPTS"]}
+        words = [f"--conf {quote(f'{name}={value}')}" for name, value in settings.items()]
         submit = " ".join(["--master", spark.master, *words, "pyspark-shell"])
         child = Path(__file__).with_name("cluster_child.py")
         told = [cluster.registry, cluster.address, table(tmp_path / "o.db"), str(tmp_path), str(ROWS)]
-        variables = {**os.environ, **environment(), "PYSPARK_SUBMIT_ARGS": submit}
+        variables = {**os.environ, **quick, "PYSPARK_SUBMIT_ARGS": submit}
         with (
             (tmp_path / "driver.log").open("w") as log,
             subprocess.Popen([sys.executable, str(child), *told], env=variables, stdout=log, stderr=log, cwd=tmp_path)
@@ -78,6 +85,7 @@ def test_standalone_cluster_runs_sink_source_stream_and_audit(cluster: Cluster, 
                     "a batch of the stream", within_s=TIMEOUT_S,
                 )  # fmt: skip
                 if driver.poll() is None:
+                    assert _whose_classes_are_not_of(Path(quick["SPARK_SUBMIT_OPTS"].rpartition("=")[2]), spark) == []
                     _lose_one_of_each(spark, cluster)
                 driver.wait(TIMEOUT_S)
             finally:

@@ -10,7 +10,6 @@ Source: Spark, "Spark Standalone Mode", "Starting a Cluster Manually".
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,9 +36,8 @@ class _Daemon(ChildProcess):
     title = "a process of the Spark cluster"
 
     def run(self, arguments: list[str], env: Mapping[str, str], ready: str) -> None:
-        java = str(Path(env["JAVA_HOME"]) / "bin" / "java") if "JAVA_HOME" in env else shutil.which("java") or "java"
-        jars = str(Path(env["SPARK_HOME"]) / "jars" / "*")
-        self._spawn([java, "-Xmx256m", "-cp", jars, *arguments], env)
+        # The class path that Spark makes by itself is the only one that its archive of classes is for.
+        self._spawn([str(Path(env["SPARK_HOME"]) / "bin" / "spark-class"), *arguments], env)
         self._wait_until(lambda: ready in self.logs(), START_TIMEOUT_S)
 
 
@@ -80,7 +78,7 @@ class SparkCluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         # pyspark's home has no file RELEASE, by which the workers would know that the jars are in jars/.
         env = {**os.environ, **(quick := environment()), "SPARK_SCALA_VERSION": "2.13"}
-        env["SPARK_DAEMON_JAVA_OPTS"] = quick["SPARK_SUBMIT_OPTS"]
+        env |= {"SPARK_DAEMON_JAVA_OPTS": quick["SPARK_SUBMIT_OPTS"], "SPARK_DAEMON_MEMORY": "256m"}
         port = free_port(_HOST)
         self.master = f"spark://{_HOST}:{port}"
         master, *workers = self._daemons
@@ -91,9 +89,14 @@ class SparkCluster:
             worker.run([_WORKER, *address, *work, self.master], env, "Successfully registered with master")
         return self
 
+    @property
+    def daemons(self) -> list[int]:
+        """The processes of the master and the workers that run."""
+        return [daemon.pid for daemon in self._daemons if daemon.pid is not None]
+
     def executors(self) -> list[int]:
         """The processes in which tasks run now, one for each worker and application; Linux only."""
-        workers, found = {daemon.pid for daemon in self._daemons}, []
+        workers, found = self.daemons, []
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has ended
                 parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
