@@ -22,6 +22,7 @@ from txmq.testing.processes.database_programs import chosen_program
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
+from txmq.testing.processes.zookeeper import Ensemble
 
 # Interpreters look for cycles after every 700 objects made and kept: an eighth of the unit tests' processor time.
 gc.set_threshold(100_000, 20, 100)
@@ -102,6 +103,20 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]
     """A real PostgreSQL with an empty database, one for each file of tests."""
     with PostgreSQL(tmp_path_factory.mktemp("postgresql")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def lasting_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """The server of ``ensemble``: a second of processor time, which each file would spend anew."""
+    with Ensemble(tmp_path_factory.mktemp(f"{LASTING}-zookeeper")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def ensemble(lasting_ensemble: Ensemble) -> Ensemble:
+    """A real ZooKeeper of one server, which serves; each test has nodes of its own, under names no other file has."""
+    lasting_ensemble.resume()  # a test that failed may have left it frozen, or killed
+    return lasting_ensemble.start()
 
 
 # What takes longest, the longest first; the rest follows, as collected. What begins last keeps one worker busy alone.

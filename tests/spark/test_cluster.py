@@ -41,9 +41,9 @@ def table(path: Path) -> str:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, ensemble: Ensemble) -> Iterator[Cluster]:
     """Three brokers."""
-    with Ensemble(tmp_path / "zookeeper") as ensemble, Cluster(tmp_path, ensemble, chroot="/spark") as made:
+    with Cluster(tmp_path, ensemble, chroot="/spark") as made:
         yield made
 
 

@@ -40,10 +40,9 @@ CHILD = Path(__file__).with_name("sink_child.py")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, ensemble: Ensemble) -> Iterator[Cluster]:
     """Two brokers."""
-    folder = tmp_path_factory.mktemp("homes")
-    with Ensemble(folder / "zookeeper") as ensemble, Cluster(folder, ensemble, chroot="/sink", size=2) as made:
+    with Cluster(tmp_path_factory.mktemp("homes"), ensemble, chroot="/sink", size=2) as made:
         yield made
 
 

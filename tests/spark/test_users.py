@@ -67,12 +67,9 @@ def test_what_sink_writes_source_reads_as_a_user(spark: SparkSession, tmp_path: 
 
 
 def test_sink_and_source_log_in_at_brokers_found_by_zookeeper(
-    spark: SparkSession, tmp_path: Path, secret: Path
+    spark: SparkSession, ensemble: Ensemble, tmp_path: Path, secret: Path
 ) -> None:
-    with (
-        Ensemble(tmp_path / "zookeeper") as ensemble,
-        Cluster(tmp_path, ensemble, chroot="/users", size=2, credentials="brokers:secret") as cluster,
-    ):
+    with Cluster(tmp_path, ensemble, chroot="/spark-users", size=2, credentials="brokers:secret") as cluster:
         with txmq.connect(cluster.address) as client:
             client.topics.create("rows", partitions=2)
             Users(client.control, client.timeout).add("ops", PASSWORD)

@@ -1,4 +1,4 @@
-"""A real ZooKeeper for a file's tests; each makes a cluster of its own in it."""
+"""Clusters in a real ZooKeeper, each under a name of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 
 NUMBERS = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """One server, which serves."""
-    with Ensemble(tmp_path_factory.mktemp("ensemble")) as servers:
-        yield servers
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from txmq.testing.processes.cluster import Cluster
 from txmq.testing.processes.zookeeper import Ensemble
 
 from .asking import asked, described
+from .conftest import NUMBERS
 
 UUID = "0123456789abcdef" * 2
 POINTS = (
@@ -144,9 +145,10 @@ def test_a_member_listens_while_zookeeper_is_away(tmp_path: Path, alone: Cluster
 
 
 def test_credentials_close_the_registry_and_stay_secret(tmp_path: Path, ensemble: Ensemble) -> None:
-    address = f"zk://billing:sesame@{ensemble.hosts}/closed"
+    hosts = f"{ensemble.hosts}/closed-{next(NUMBERS)}"
+    address = f"zk://billing:sesame@{hosts}"
     with BrokerProcess(tmp_path / "closed", settings={"registry": address}) as broker:
-        assert described(broker)["registry"]["address"] == f"zk://***@{ensemble.hosts}/closed"
+        assert described(broker)["registry"]["address"] == f"zk://***@{hosts}"
         stranger = BrokerProcess(tmp_path / "stranger", settings={"registry": address.replace("billing:sesame@", "")})
         assert "give the credentials under which the nodes were made" in _refused(stranger)
         told = [asked(broker, "stats", item)[1] for item in ("config", "json", "registry")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,9 +16,10 @@ from tests.services.loop_client import Connect
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.testing.processes.zookeeper import ZooKeeper
+from txmq.testing.processes.zookeeper import Ensemble
 
 TOPIC, GROUP = "orders", "billing"
+NUMBERS = itertools.count(1)
 QUICK = txmq.ConsumerOptions(heartbeat_interval=0.1, offset_save_interval=0.05)
 WITHIN_S = 60.0
 Stores = Callable[[], Any]
@@ -32,10 +34,10 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
         yield lambda: txmq.DatabaseOffsetStore(mariadb.connect)
         mariadb.execute("DROP TABLE txmq_offset")
     elif request.param == "zookeeper":
-        with ZooKeeper(tmp_path / "zookeeper") as zookeeper:
-            address = f"zk://{zookeeper.address}"
-            txmq.ZooKeeperOffsetStore(address).install()
-            yield lambda: txmq.ZooKeeperOffsetStore(address)
+        ensemble: Ensemble = request.getfixturevalue("ensemble")
+        address = f"zk://{ensemble.hosts}/put-back-{next(NUMBERS)}"
+        txmq.ZooKeeperOffsetStore(address).install()
+        yield lambda: txmq.ZooKeeperOffsetStore(address)
     elif request.param == "file":
         yield lambda: txmq.FileOffsetStore(str(tmp_path / "offsets"))
     else:
