@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from txmq.errors import TxmqError
@@ -24,11 +25,16 @@ def find_java(user: str, failure: type[TxmqError]) -> str:
     advice = f"{user} needs Java {JAVA_VERSION_MIN} or later: apt-get install openjdk-17-jre-headless"
     if java is None:
         raise failure(f"{advice}; there is no java on the PATH")
+    version = _version_of(java)
+    if not version.isdecimal() or int(version) < JAVA_VERSION_MIN:  # Java 8 calls itself 1.8
+        raise failure(f"{advice}; {java} is version {version}")
+    return java
+
+
+@cache
+def _version_of(java: str) -> str:
     answer = subprocess.run(  # noqa: S603
         [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=False
     )
     lines = (line.partition("=") for line in answer.stderr.splitlines())
-    version = next((value.strip() for key, _, value in lines if key.strip() == "java.specification.version"), "0")
-    if not version.isdecimal() or int(version) < JAVA_VERSION_MIN:  # Java 8 calls itself 1.8
-        raise failure(f"{advice}; {java} is version {version}")
-    return java
+    return next((value.strip() for key, _, value in lines if key.strip() == "java.specification.version"), "0")
