@@ -27,5 +27,5 @@ def test_what_sink_writes_source_reads_over_tls(spark: SparkSession, tmp_path: P
         assert {bytes(row.value) for row in read.select("value").collect()} == {b"v%d" % n for n in range(ROWS)}
         with pytest.raises(Exception, match="certificate"):
             spark.read.format("txmq").options(
-                bootstrap=f"txmqs://{broker.host}:{broker.port}?ca={files.ca}", topic="rows"
+                bootstrap=f"txmqs://{broker.host}:{broker.port}?ca={files.ca}", topic="rows", timeout="5"
             ).load().collect()
