@@ -62,7 +62,9 @@ def run(
     """Take the messages of the file's outboxes to the broker, until SIGTERM or Ctrl-C.
 
     Each once, in the order of their keys. Several relays of one outbox are harmless: one sends, the others wait. A
-    database or a broker that is away is waited for. The page on its way is finished before the command ends.
+    database or a broker that is away is waited for. A database that refuses (password, no such database or table,
+    privileges) ends the command; one that has worked before is tried again, and the log says so. The page on its way
+    is finished before the command ends.
 
     [bold]The file[/bold]
 
@@ -329,7 +331,15 @@ def _operated(config: Path, name: str | None) -> Iterator[Operator]:
         except (TxmqError, typer.Abort, OSError):
             raise
         except Exception as error:  # noqa: BLE001 - of any driver: an address, a password, a lock
-            output.fail(f"outbox {place.outbox.name}: not reached: {type(error).__name__}: {error}")
+            output.fail(f"outbox {place.outbox.name}: {_in_words(error)}")
+
+
+def _in_words(error: Exception) -> str:
+    """What a driver has raised."""
+    from txmq.xa.database.refusals import refusal_of, told
+
+    refusal = refusal_of(error)
+    return f"not reached: {told(error)}" if refusal is None else f"{refusal.value}: {told(error)}"
 
 
 def _require_some(operator: Operator, count: int) -> None:
@@ -353,6 +363,8 @@ def _followed(relays: Sequence[Relay], stop: Any) -> dict[str, str]:
     with output.progress_of_lines() as show:
         while not stop.wait(TOLD_S):
             show([f"{one.outbox.name}: {one.sent:,} sent{_trouble(one)}" for one in relays])
+            for one in relays:
+                one.require_begun()
     return {}
 
 
@@ -475,7 +487,7 @@ def _look(place: Place, client: Client | None, away: str, rows_max: int) -> _See
         except TxmqError as error:
             return _Seen(name, None, None, "unreachable", str(error))
         except Exception as error:  # noqa: BLE001 - of any driver: an address, a password, a lock
-            return _Seen(name, None, None, "unreachable", f"not reached: {type(error).__name__}: {error}")
+            return _Seen(name, None, None, "unreachable", _in_words(error))
 
 
 def _state(look: Look) -> str:

@@ -224,6 +224,8 @@ def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
     import importlib
     import os
 
+    from txmq.xa.database.refusals import naming
+
     driver = table["driver"]
     try:
         module = importlib.import_module(driver)
@@ -244,7 +246,7 @@ def connector(table: dict[str, Any], where: str) -> Callable[[], Any]:
         arguments[name] = value
     if driver == "sqlite3":
         return _sqlite_connector(module, _existing_sqlite_file(arguments, where))
-    return lambda: module.connect(**arguments)
+    return naming(lambda: module.connect(**arguments), arguments)
 
 
 def _sqlite_connector(module: Any, arguments: dict[str, Any]) -> Callable[[], Any]:

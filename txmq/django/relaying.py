@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from txmq.django.sending import outbox_of
 from txmq.django.settings import configured
 from txmq.errors import ConfigError
+from txmq.xa.database.refusals import naming, place, refusal_of, told
 
 if TYPE_CHECKING:
     from txmq.client import Client
@@ -24,23 +25,31 @@ def relay(client: Client, using: str = DEFAULT_DB_ALIAS) -> Relay:
     """Take a database's messages to the broker, in a thread of this process, until ``close``; usable as a block.
 
     Any number of processes may run one: one of them works, the others stand by. Begin it after ``fork``, in the worker.
+    A database that does not answer is waited for.
 
     Raises:
-        ConfigError: the database has no outbox yet, or is SQLite's in memory; ``TXMQ`` is wrong.
-        django.db.Error: the database is away.
+        ConfigError: the database has no outbox yet, refuses, or is SQLite's in memory; ``TXMQ`` is wrong.
     """
     require_outbox(using)
     return client.relay(outbox_of(using), connect=connector(using), durability=configured().durability)
 
 
 def require_outbox(using: str) -> None:
-    """Refuse a database without the tables. Raises as ``relay``."""
+    """Refuse a database without the tables, if it answers. Raises as ``relay``."""
     refuse_memory(using)
     connection = connections[using]
     tables = outbox_of(using).tables(connection)
-    with connection.cursor() as cursor:
-        is_there = tables.relay in connection.introspection.table_names(cursor)
-    if not is_there or tables.peek(connection) is None:
+    try:
+        with connection.cursor() as cursor:
+            is_there = tables.relay in connection.introspection.table_names(cursor)
+        is_there = is_there and tables.peek(connection) is not None
+    except Error as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            return
+        error.add_note(place(connection.settings_dict))
+        raise ConfigError(f"database {using!r}: {refusal.value}: {told(error)}") from error
+    if not is_there:
         raise ConfigError(f"database {using!r} has no outbox yet: manage.py migrate --database {using}")
 
 
@@ -75,4 +84,4 @@ def connector(using: str) -> Callable[[], Any]:
         own.set_autocommit(False)
         return own.connection
 
-    return connect
+    return naming(connect, template.settings_dict)

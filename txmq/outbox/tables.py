@@ -27,8 +27,9 @@ from txmq.errors import ConfigError
 from txmq.model import is_valid_table
 from txmq.outbox.page import BEHIND, PARKED_MAX, OutboxRow, Run, TopicKey, Waiting
 from txmq.outbox.relay_core import RelayRow
-from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
+from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, placeholder_of
+from txmq.xa.database.refusals import Refusal, refusal_of, told
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
@@ -193,7 +194,8 @@ class OutboxTables:
         """Refuse tables of these names that are others.
 
         Raises:
-            ConfigError: a table lacks a column.
+            ConfigError: a table is missing, or lacks a column.
+            the driver's error: another one.
         """
         for table, columns in (
             (self.name, f"id, {_COLUMNS}"), (self.parked, f"id, {_COLUMNS}, why, since_ms"),
@@ -202,11 +204,11 @@ class OutboxTables:
             try:
                 run(connection, f"SELECT {columns} FROM {table} WHERE 1 = 0")  # noqa: S608
             except Exception as error:
-                if not is_error(error):
+                if refusal_of(error) is not Refusal.TABLE:
                     raise
                 raise ConfigError(
-                    f"table {table} is not an outbox's, or not there ({error}): install() the outbox once, or rename "
-                    "that table, or give the outbox another table="
+                    f"table {table} is not an outbox's, or not there ({told(error)}): install() the outbox once, or "
+                    "rename that table, or give the outbox another table="
                 ) from error
 
     # --- the application's side --------------------------------------------------------------------------------------

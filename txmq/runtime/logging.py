@@ -96,6 +96,11 @@ class Sparingly:
         """Say it, or count it."""
         self._say(self._log.error, event, fields)
 
+    def forget(self, event: str) -> None:
+        """What comes next of a kind is something new: say it at once."""
+        with self._lock:
+            self._said.pop(event, None)
+
     def _say(self, say: Callable[..., None], event: str, fields: dict[str, object]) -> None:
         now = self._clock.monotonic()
         with self._lock:

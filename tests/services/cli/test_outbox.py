@@ -117,6 +117,17 @@ def test_relay_process_waits_for_broker_and_shows_its_count(tmp_path: Path) -> N
         assert relay.returncode == 0
 
 
+def test_relay_process_ends_whose_database_refuses_at_its_start(desk: Desk) -> None:
+    (desk.folder / "stock.db").unlink()
+    with desk.started(stderr=subprocess.PIPE) as relay:
+        _, said = relay.communicate(timeout=TIMEOUT_S)
+    assert relay.returncode == 2
+    [*logged, told] = said.decode().splitlines()
+    assert "outbox 'stock': there is no such database" in told
+    assert str(desk.folder / "stock.db") in told
+    assert [json.loads(line)["level"] for line in logged] == ["warning"]
+
+
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 4096)

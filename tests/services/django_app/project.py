@@ -70,17 +70,17 @@ class Project:
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    def start(self, *words: str, crash: str = "") -> subprocess.Popen[bytes]:
+    def start(self, *words: str, crash: str = "", **streams: Any) -> subprocess.Popen[bytes]:
         """A command that runs on; it dies at ``crash``, as ``TXMQ_CRASH`` has it."""
         environment = self._environment | ({"TXMQ_CRASH": crash} if crash else {})
-        return subprocess.Popen([sys.executable, "-m", "django", *words], cwd=ROOT, env=environment)
+        return subprocess.Popen([sys.executable, "-m", "django", *words], cwd=ROOT, env=environment, **streams)
 
     @contextmanager
-    def running(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    def running(self, *words: str, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
         """As ``start``, for a block that ends it."""
-        process = self.start(*words)
+        process = self.start(*words, **streams)
         try:
             yield process
         finally:
             process.kill()
-            process.wait(TIMEOUT_S)
+            process.communicate(timeout=TIMEOUT_S)

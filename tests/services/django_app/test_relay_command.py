@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +107,32 @@ def test_relay_refuses_database_without_tables_or_broker(
     databases["default"]["NAME"] = ":memory:"
     refused = Project("sqlite", databases).run("txmq_relay")
     assert "database 'default' is in memory" in refused.stderr
+
+
+def test_relay_waits_for_a_database_and_ends_if_that_refuses(
+    tmp_path: Path, shared_broker: BrokerProcess, client: txmq.Client, mariadb: MariaDB, postgresql: PostgreSQL
+) -> None:
+    """Found: the command ended while the database was away."""
+    databases = databases_of("mysqlclient", tmp_path, mariadb, postgresql)
+    there = Project("mysqlclient", databases, shared_broker.address)
+    there.ok("migrate", "--run-syncdb", "-v0")
+    asked = there.run("0", "1", python=TRAFFIC)
+    assert asked.returncode == 0, asked.stderr
+    socket, door = databases["default"]["HOST"], tmp_path / "door"
+    databases["default"]["HOST"] = str(door)
+    with Project("mysqlclient", databases, shared_broker.address).running(
+        "txmq_relay", stdout=subprocess.PIPE
+    ) as relay:
+        assert relay.stdout is not None
+        assert b"relay of outbox shop-default" in relay.stdout.readline()
+        door.symlink_to(socket)
+        eventually(lambda: len(found(client)) == len(json.loads(asked.stdout)), "it goes on", TIMEOUT_S)
+        relay.terminate()
+        assert relay.wait(TIMEOUT_S) == 0
+    databases["default"] |= {"USER": "nobody", "PASSWORD": "geheim"}
+    refused = Project("mysqlclient", databases, shared_broker.address).run("txmq_relay")
+    assert refused.returncode == 1
+    [line] = refused.stderr.splitlines()
+    assert line.startswith("CommandError: database 'default': user or password are refused: ")
+    assert line.endswith(f"user nobody, database mysqlclient_default, server {door}")
+    assert "geheim" not in line

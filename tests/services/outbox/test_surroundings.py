@@ -15,10 +15,13 @@ import pymysql
 import pytest
 
 import txmq
+from tests.logged import said
 from txmq.client.relay.operator import Operator
 from txmq.client.relay.relay import Relay
+from txmq.errors import ConfigError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import REFUSED
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
@@ -98,6 +101,34 @@ def test_users_need_the_privileges_that_the_page_names(served: Shop, client: txm
     for table in TABLES:
         run(served.connection, f"DROP TABLE {table}")
     served.connection.commit()
+
+
+def test_refused_relay_says_what_to_correct_and_goes_on(
+    served: Shop, client: txmq.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found: a wrong password was told as a database that is away."""
+    allowed = threading.Event()
+    where = served.fields["where"]
+
+    def connect() -> Any:
+        if allowed.is_set():
+            return served.connect()
+        if isinstance(where, str):
+            return psycopg.connect(where, user="txmq_stranger")
+        return MySQLdb.connect(**where | {"user": "txmq_stranger", "passwd": "geheim"})
+
+    served.write(1)
+    with Relay(client, served.outbox, connect) as relay:
+        eventually(lambda: relay.refusal, "it is refused")
+        with pytest.raises(ConfigError, match=r"user or password are refused.*txmq_stranger"):
+            relay.require_begun()
+        allowed.set()
+        eventually(lambda: relay.sent, "it goes on")
+        relay.drain(DRAIN_S)
+        relay.require_begun()
+    check(client, served.committed())
+    events = [line["event"] for line in said(caplog) if line["level"] != "info"]
+    assert events == ["outbox cannot be relayed until somebody corrects it; it is tried again, more and more rarely"]
 
 
 @pytest.mark.parametrize("driver", ["mysqlclient", "pymysql", "psycopg", "psycopg2"])

@@ -45,7 +45,7 @@ INTERNAL = {
     "OrderedMessageProducer": {"forked", "meant", "send_to", "send_to_async"},
     "Outbox": {"add_relay", "forked", "remove_relay", "tables"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
-    "Relay": {"ask_to_end", "forked", "has_ended"},
+    "Relay": {"ask_to_end", "forked", "has_ended", "require_begun"},
     "Topics": {"all_known", "forget", "held", "known", "owned", "refresh"},
     "Groups": {"change_deferred"},
     "Transaction": {"add", "attach", "begin", "enter_context", "leave_contexts", "require_use", "txid_or_none"},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, caused
 from txmq.outbox.outbox import Outbox, begin_statement, let_commit_commit
 from txmq.outbox.page import BYTES_PER_S, Waiting
 from txmq.outbox.relay_core import PAGE_BYTES, Claim, Locked, Read, RelayRow
@@ -20,6 +20,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run, silence_copy
+from txmq.xa.database.refusals import refusal_of, told
 
 LEASE_MS: Final = 15_000  # and longer, if the page is larger than most
 IDLE_PAGE_S: Final = 10.0
@@ -29,6 +30,8 @@ TURN_S_MAX: Final = 5.0
 SLOW_READ_S: Final = 0.04  # deleted rows are passed on the way: a million in 60 ms (MariaDB), 120 ms (PostgreSQL)
 SLOW_ROW_S: Final = 0.000_05  # that each row may take on top, on a busy machine
 REST_S_MAX: Final = 1.0
+_AWAY: Final = "outbox's database does not answer; it is tried again"
+_REFUSED: Final = "outbox cannot be relayed until somebody corrects it; it is tried again, more and more rarely"
 
 Durability = Literal["forced", "weak"]
 
@@ -112,7 +115,7 @@ class RelayDatabase:
         durability: ``weak`` if the database may lose commits: then a power loss may stop the line.
 
     Attributes:
-        failure: what the last try ended with, if it failed.
+        failure: what the last try ended with, if it failed; what the database refuses is a ConfigError.
         parked_for: homes that units are parked for, as last seen.
         answering: those of them that answer: the next read lets their units wait again.
         read_s: how long the last read took, if that was long.
@@ -148,7 +151,8 @@ class RelayDatabase:
 
     def unlock(self) -> None:
         """Undo the open transaction."""
-        self._tried(self._rollback)
+        if self._session is not None:
+            self._tried(self._rollback)
 
     def read(self, step: Read) -> Waiting | None:
         """Delete rows that are messages, and read the next ones."""
@@ -176,8 +180,9 @@ class RelayDatabase:
         return self._tried(self._nothing_waits) is True
 
     def release(self, holder: str) -> None:
-        """Let another relay go on at once, if this one has the lease."""
-        self._tried(lambda: self._release(holder))
+        """Let another relay go on at once, if this one has the lease; a database that is away is not waited for."""
+        if self.failure is None:
+            self._tried(lambda: self._release(holder))
 
     def close(self) -> None:
         """Let go of the connection; what is open is undone."""
@@ -196,16 +201,26 @@ class RelayDatabase:
             found = work()
         except Exception as error:  # noqa: BLE001  the driver's, whatever it is
             self.close()
-            refusal = error if isinstance(error, ConfigError) else None
-            is_new = self.refusal is None if refusal is not None else self.failure is None
-            event = "outbox's database away" if refusal is None else "outbox cannot be relayed"
-            (self._log.warning if is_new else self._log.debug)(event, error=repr(error))
-            self.failure = error
+            self._failed(error)
             return None
         if self.failure is not None:
             self._log.info("outbox's database is there")
         self.failure = None
         return found
+
+    def _failed(self, error: Exception) -> None:
+        """Say what is the matter: at once if it is new, then rarely."""
+        before, self.failure = self.failure, self._as_refusal(error)
+        event = _AWAY if self.refusal is None else _REFUSED
+        if before is None or _refused(before) != _refused(self.failure):
+            self._sparingly.forget(event)
+        self._sparingly.warning(event, error=told(self.failure))
+
+    def _as_refusal(self, error: Exception) -> Exception:
+        refusal = None if isinstance(error, ConfigError) else refusal_of(error)
+        if refusal is None:
+            return error
+        return caused(ConfigError(f"outbox {self._outbox.name!r}: {refusal.value}: {told(error)}"), error)
 
     def _open(self) -> RelaySession:
         if self._session is None:
@@ -288,3 +303,8 @@ class RelayDatabase:
             row, why = step.parked[0]
             self._sparingly.warning("outbox: messages are parked", topic=row.topic, why=why, parked=len(step.parked))
         return True
+
+
+def _refused(error: Exception) -> str:
+    """What is refused; empty if the database does not answer."""
+    return str(error) if isinstance(error, ConfigError) else ""

@@ -44,6 +44,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Random
 from txmq.runtime.threads import Signal, start_daemon, thread_number
+from txmq.xa.database.refusals import ASK_AGAIN_S
 
 _THREAD_NAME: Final = "txmq-relay"
 _IDLE_S: Final = Backoff(0.002, 0.020)
@@ -114,8 +115,20 @@ class Relay:
 
     @property
     def refusal(self) -> str | None:
-        """Why it cannot use this database; None while all is well."""
+        """Why it cannot use this database: not installed, a wrong password; None while all is well.
+
+        It is tried again, with pauses up to 30 seconds.
+        """
         return None if self._database.refusal is None else str(self._database.refusal)
+
+    def require_begun(self) -> None:
+        """For a command: refuse a relay that has never seen its database, and is refused there.
+
+        Raises:
+            ConfigError: what somebody must correct. Of one that has worked there it is only logged.
+        """
+        if self.backlog is None and self._database.refusal is not None:
+            raise ConfigError(str(self._database.refusal))
 
     def drain(self, timeout: float) -> None:
         """Wait until nothing waits any more that was committed before this call.
@@ -288,7 +301,7 @@ class Relay:
             return
         if why is Why.BROKER and self._failures == 0:
             self._log.warning("outbox's broker away", error=repr(self._broker.problem))
-        self._rest(_AWAY_S.after(self._failures))
+        self._rest((_AWAY_S if self.refusal is None else ASK_AGAIN_S).after(self._failures))
         self._failures += 1
 
     def _recovered(self) -> None:
@@ -347,7 +360,7 @@ class Relay:
         ask_at = self._clock.monotonic() + pause_s
         while not self._is_ending:
             self._idle.set()
-            self._rest(_LOOK_AGAIN_S)
+            self._rest(_LOOK_AGAIN_S if self.refusal is None else ASK_AGAIN_S.most)
             self._watch.look("the outbox has stopped")
             row = self._database.peek()
             if row is None:

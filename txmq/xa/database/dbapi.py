@@ -165,15 +165,16 @@ def _module_of(cls: type) -> ModuleType | None:
 
 def is_error(error: BaseException) -> bool:
     """Whether a driver raised it: PEP 249 names the classes, whatever module they are of."""
-    return _is_of_class(error, "Error")
+    return is_of_class(error, "Error")
 
 
 def is_integrity_error(error: BaseException) -> bool:
     """Whether a row is there already."""
-    return _is_of_class(error, "IntegrityError")
+    return is_of_class(error, "IntegrityError")
 
 
-def _is_of_class(error: BaseException, name: str) -> bool:
+def is_of_class(error: BaseException, name: str) -> bool:
+    """Whether its class, or one that this comes from, has a name."""
     return any(cls.__name__ == name for cls in type(error).__mro__)
 
 

@@ -8,12 +8,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 import txmq
-from txmq.django.relaying import relay
+from txmq.django.relaying import relay, require_outbox
 from txmq.django.settings import configured
 from txmq.errors import ConfigError
 from txmq.runtime.threads import Signal, until_terminated
 
-_LOOK_S: Final = 3600.0
+_LOOK_S: Final = 1.0
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
@@ -21,7 +21,7 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
 
     help = (
         "Take the messages of a database's outbox to the broker until SIGTERM or Ctrl-C. "
-        "Any number may run: one works, the others stand by."
+        "Any number may run: one works, the others stand by. A database or broker that is away is waited for."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -44,6 +44,8 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
                 self.stdout.write(f"relay of outbox {running.outbox.name}, database {database}")
                 self.stdout.flush()
                 while not ended.wait(_LOOK_S):
-                    pass
+                    if running.refusal is not None:
+                        require_outbox(database)
+                    running.require_begun()
         except (ConfigError, Error) as error:
             raise CommandError(str(error)) from error
