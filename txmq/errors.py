@@ -120,6 +120,15 @@ class StorageError(TxmqError):
     """The disk refused or damaged something."""
 
 
+class OffsetStoreAwayError(StorageError):
+    """A consumer's offset store does not answer: what was asked may have happened. It is asked again by itself.
+
+    A store of your own raises it where waiting helps; a consumer that begins then waits.
+    """
+
+    retriable: bool = True
+
+
 class CorruptRecordError(StorageError):
     """Bytes on disk fail their check; the text names path, position and reason, and nothing was changed.
 

@@ -315,7 +315,7 @@ class Client:
 
         Raises:
             ConfigError: an argument out of range.
-            StorageError: the offset store cannot be used.
+            StorageError: the offset store cannot be used. One that does not answer is waited for: the consumer is made.
         """
         if isinstance(topics, str):
             raise ConfigError(f"topics = {topics!r}: expected a list of names, such as [{topics!r}]")

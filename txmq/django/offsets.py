@@ -50,6 +50,10 @@ class _DjangoOffsetStore(DatabaseOffsetStore):
 
         super().__init__(connect, dialect=connections[using].vendor)
 
+    @property
+    def _to_install(self) -> str:
+        return f"its table is missing: manage.py migrate --database {self._using}"
+
     def connection_of(self, given: Any) -> Any:
         """See ``OffsetStoreWithTransactions``.
 

@@ -70,6 +70,10 @@ class DatabaseOffsetStore(database_store.DatabaseOffsetStore):
         except InvalidRequestError as error:
             raise ConfigError(f"the metadata has a table {table}: give table=, one for each store") from error
 
+    @property
+    def _to_install(self) -> str:
+        return "its table is missing, or another one: call create_all() of the metadata, or run Alembic"
+
     def connection_of(self, given: Any) -> Any:
         """See ``OffsetStoreWithTransactions``; the connection of a session's transaction is asked for when it is used.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import MySQLdb
 import pytest
 
 import txmq
@@ -272,3 +273,33 @@ def test_store_that_is_away_costs_neither_membership_nor_message(client: txmq.Cl
         assert [row["member"] for row in client.groups.describe(GROUP)["members"]] == [row["member"] for row in member]
         store.is_away = False
         eventually(lambda: store.saved == 5, "it is saved in the end")
+
+
+def test_consumer_waits_for_database_away_at_its_start(
+    client: txmq.Client, mariadb: MariaDB, store: txmq.DatabaseOffsetStore, tmp_path: Path
+) -> None:
+    """Found: the process ended, and whatever had started it had to start it again."""
+    where, door = mariadb.connect_arguments(), tmp_path / "door"
+    waiting = txmq.DatabaseOffsetStore(lambda: MySQLdb.connect(**where | {"unix_socket": str(door)}))
+    with client.consumer(GROUP, [TOPIC], offset_store=waiting, options=QUICK) as consumer:
+        assert consumer.poll(timeout=0.2) == []
+        assert consumer.assignment == []
+        door.symlink_to(where["unix_socket"])
+        for message in delivered(consumer, 5):
+            message.ack()
+    assert saved(store) == 5
+
+
+def test_consumer_whose_database_refuses_at_last_ends(
+    client: txmq.Client, mariadb: MariaDB, store: txmq.DatabaseOffsetStore, tmp_path: Path
+) -> None:
+    where, door = mariadb.connect_arguments(), tmp_path / "door"
+    wrong = where | {"unix_socket": str(door), "user": "nobody", "passwd": "geheim"}
+    waiting = txmq.DatabaseOffsetStore(lambda: MySQLdb.connect(**wrong))
+    with client.consumer(GROUP, [TOPIC], offset_store=waiting, options=QUICK) as consumer:
+        door.symlink_to(where["unix_socket"])
+        with pytest.raises(txmq.errors.StorageError, match=r"user or password are refused.*nobody") as caught:
+            consumer.run(lambda _message: None)
+        assert "geheim" not in str(caught.value)
+    with pytest.raises(txmq.errors.StorageError, match=r"user or password are refused.*nobody"):
+        client.consumer(GROUP, [TOPIC], offset_store=waiting, options=QUICK)

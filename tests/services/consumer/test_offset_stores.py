@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import MySQLdb
 import psycopg
 import pytest
 from sqlalchemy import MetaData, create_engine
@@ -20,6 +21,7 @@ from sqlalchemy.orm import Session
 import txmq
 from tests.open_files import open_files
 from tests.services.sqlalchemy.databases import postgresql_url
+from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.client.consumer.offsets import database_store
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
@@ -31,7 +33,14 @@ from txmq.client.consumer.offsets.store import (
     OffsetStoreOfMany,
     StoredOffset,
 )
-from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
+from txmq.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DirectoryInUseError,
+    FencedError,
+    OffsetStoreAwayError,
+    StorageError,
+)
 from txmq.model import TopicPartition
 from txmq.sqlalchemy import DatabaseOffsetStore as SessionOffsetStore
 from txmq.testing.offset_store_contract import (
@@ -41,7 +50,7 @@ from txmq.testing.offset_store_contract import (
     OffsetStoreContract,
     OffsetStoreWithTransactionsContract,
 )
-from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.broker import BrokerProcess, free_port
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa.database import dbapi
@@ -169,7 +178,7 @@ class DatabaseStoreContract(ManyTogether, OffsetStoreWithTransactionsContract):
         return self.connections[-1]
 
     def test_a_table_that_is_missing_is_said_at_once(self) -> None:
-        with pytest.raises(StorageError, match=r"(?s)nowhere.*was install\(\) called"):
+        with pytest.raises(StorageError, match=r"nowhere: its table is missing.*call install\(\)"):
             DatabaseOffsetStore(self.new_connection, table="nowhere").enter(GROUP)
 
     def test_connection_in_autocommit_is_refused_unless_it_is_in_transaction(self) -> None:
@@ -488,3 +497,48 @@ def test_store_that_fences_late_or_loses_deferred_state_fails_contract() -> None
     found = failures(ForgetsDeferred())
     assert "test_the_next_owner_finds_what_the_one_before_saved_and_what_it_had_deferred" in found
     assert "test_who_was_fenced_saves_nothing" not in found
+
+
+def test_store_tells_what_its_database_refuses(mariadb: MariaDB, postgresql: PostgreSQL) -> None:
+    """Found: a wrong password was told as a database that is away."""
+    where, conninfo = mariadb.connect_arguments(), postgresql.conninfo()
+    wrong = {"user": "nobody", "passwd": "geheim"}
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: MySQLdb.connect(**where | wrong), "user or password are refused.*'nobody'@"),
+        (lambda: MySQLdb.connect(**where | {"db": "nowhere"}), "no such database.*'nowhere'"),
+        (lambda: MySQLdb.connect(**where), r"its table is missing.*install\(\)"),
+        (lambda: psycopg.connect(conninfo, user="nobody"), 'user or password are refused.*port .*"nobody"'),
+        (lambda: psycopg.connect(conninfo, dbname="nowhere"), 'no such database.*"nowhere"'),
+        (lambda: psycopg.connect(conninfo), r"its table is missing.*install\(\)"),
+        (lambda: psycopg.connect(conninfo, prot=1), "correct the program"),
+    ]
+    for connect, words in refused:
+        with pytest.raises(StorageError, match=words) as caught:
+            DatabaseOffsetStore(connect, table="nothing").enter(GROUP)
+        assert not caught.value.retriable
+        assert not any(secret in str(caught.value) for secret in ("geheim", "\n"))
+    port = free_port()
+    for away in (
+        lambda: MySQLdb.connect(host="127.0.0.1", port=port), lambda: psycopg.connect(f"host=127.0.0.1 port={port}"),
+    ):  # fmt: skip
+        with pytest.raises(OffsetStoreAwayError, match="onnect"):
+            DatabaseOffsetStore(away).enter(GROUP)
+
+
+def test_store_that_is_refused_asks_more_and_more_rarely(tmp_path: Path) -> None:
+    asked, clock, file = list[float](), SimClock(), tmp_path / "nowhere" / "shop.db"
+
+    def connect() -> sqlite3.Connection:
+        asked.append(clock.monotonic())
+        return sqlite3.connect(file)
+
+    store, begun = DatabaseOffsetStore(connect), clock.monotonic()
+    store._clock = clock
+    for _ in range(60):
+        with pytest.raises(StorageError, match="no such database"):
+            store.saved(GROUP, SLOT)
+        clock.advance(1.0)
+    assert [at - begun for at in asked] == [0, 1, 3, 7, 15, 31]
+    file.parent.mkdir()
+    store.install()
+    assert store.saved(GROUP, SLOT) is None

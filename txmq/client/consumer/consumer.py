@@ -15,7 +15,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.homes import ConsumerHomes
 from txmq.client.consumer.listener import Handle, Listener
+from txmq.client.consumer.offsets.entry import StoreEntry
 from txmq.client.consumer.offsets.store import NoOffsetStore
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings, MemberSettings
 from txmq.client.consumer.partition import ConsumedPartition
@@ -35,7 +35,7 @@ from txmq.client.transport.ports import Messaging
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import off_loop, start_threads, to_end, until_terminated
+from txmq.runtime.threads import start_threads, to_end, until_terminated
 
 CLOSE_S = 5.0
 RECORDS_MAX = 1_000_000_000
@@ -56,14 +56,13 @@ class Consumer:
         self._clock = client.clock
         log = get_logger(group=settings.group, member=self.name)
         is_ungrouped = settings.broadcast and settings.options.name is None
-        self._store = NoOffsetStore() if is_ungrouped else settings.offset_store
-        if self._store is not None:
-            off_loop(partial(self._store.enter, settings.saved_as))
+        store = NoOffsetStore() if is_ungrouped else settings.offset_store
+        self._entry = StoreEntry(store, settings.saved_as, self._clock, log)
+        self._entry.enter()
         try:
             contents = open_store(client, settings.saved_as, self.name, settings.retry_store)
         except BaseException:
-            if self._store is not None:
-                off_loop(partial(self._store.leave, settings.saved_as))
+            self._entry.leave()
             raise
         # In the order that ``assignment`` says.
         self._assignment = Assignment(self, settings, self._clock, log)
@@ -72,10 +71,10 @@ class Consumer:
             client, settings.saved_as, contents, self._dead_letters, self._assignment.changed, log,
             self._assignment.log_at,
         )  # fmt: skip
-        self._homes = ConsumerHomes(client, self._assignment, self._deferred, settings, membership, self._store, log)
-        self.pending_acks = PendingAcks(
-            client, self._assignment, self._homes, self._homes, settings.saved_as, self._store
+        self._homes = ConsumerHomes(
+            client, self._assignment, self._deferred, settings, membership, store, log, self._entry.enter
         )
+        self.pending_acks = PendingAcks(client, self._assignment, self._homes, self._homes, settings.saved_as, store)
         self._failures = Failures(
             self._assignment, self._deferred, self._dead_letters, self.pending_acks, settings, self._clock, log
         )
@@ -103,6 +102,7 @@ class Consumer:
             ConfigError: an argument out of range.
             ClosedError: the consumer is closed.
             FencedError: another process has joined under this member's name, and has its partitions.
+            StorageError: the offset store, which did not answer at first, refuses.
             GroupActiveError: the group has a member, and one of the two must be alone (``FileOffsetStore``).
         """
         require_number("max_records", max_records, 1, RECORDS_MAX)
@@ -223,7 +223,7 @@ class Consumer:
             threads: how many listeners run at a time.
 
         Raises:
-            FencedError, GroupActiveError: as ``poll``.
+            FencedError, GroupActiveError, StorageError: as ``poll``.
             SystemExit, ...: ``handle`` raised what is no ``Exception``; the message is not acknowledged.
         """
         require_number("threads", threads, 1, 1000)
@@ -328,8 +328,7 @@ class Consumer:
         if self._ungrouped is not None:
             self._ungrouped.stop(CLOSE_S)
         self._homes.stop(CLOSE_S)
-        if self._store is not None:
-            off_loop(partial(self._store.leave, self.settings.saved_as))
+        self._entry.leave()
         self._homes.close()
         self._deferred.close()
         self._dead_letters.close()

@@ -35,7 +35,7 @@ from txmq.runtime.ports import Clock
 RETRY_S_MAX = 60.0
 STORE_AGAIN_S = 1.0
 _EARLIER = "an earlier message of its partition is not acknowledged yet: a message comes again after it"
-_AWAY = "the offset store's database is away: a message that failed comes again, and that does not count"
+_AWAY = "the offset store cannot be asked: a message that failed comes again, and that does not count"
 BLOCKED = "blocked by an earlier message of its key"
 
 

@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from txmq.client.consumer.assignment import Assignment
@@ -52,14 +52,16 @@ class ConsumerHomes:
 
     Args:
         store: the place of the offsets; None for the broker, where each home has those of its own partitions.
+        enter: lets the consumer into it; see ``OtherHomes``.
     """
 
     def __init__(
         self, client: Messaging, assignment: Assignment, deferred: DeferredMessages, settings: ConsumerSettings,
-        membership: MemberSettings, store: OffsetStore | None, log: Logger,
+        membership: MemberSettings, store: OffsetStore | None, log: Logger, enter: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self._client, self._assignment, self._deferred = client, assignment, deferred
         self._settings, self._membership, self._store, self._log = settings, membership, store, log
+        self._enter = enter
         self._acks: Acks | None = None
         self._beginnings: Beginnings | None = None
         is_alone = membership.strategy == "exclusive" or (store is not None and not store.is_shared)
@@ -96,7 +98,7 @@ class ConsumerHomes:
 
     def _join(self, link: HomeBroker, acks: Acks) -> None:
         home, number = self._open(link), len(self._members)
-        others = OtherHomes(number, lambda: self._held_elsewhere(number), self.look, self._grant)
+        others = OtherHomes(number, lambda: self._held_elsewhere(number), self.look, self._grant, self._enter)
         member = GroupMember(
             home.requests, self._client.clock, self._membership, home.handover, home.offsets, acks, others
         )

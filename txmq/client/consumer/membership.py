@@ -10,6 +10,7 @@ with an error.
 Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
       saved;
+    * a member joins when its consumer is in the offset store: what others could load it does not hold;
     * offsets that cannot be loaded or saved now (a store that is away) stop neither heartbeats nor other partitions;
     * partitions are begun in slices, with a heartbeat in between: many of them, or a slow store, expel nobody;
     * the thread survives every error: without it the consumer would go on with partitions that are others' by then.
@@ -38,11 +39,13 @@ from txmq.errors import (
 from txmq.log.history import LogHistory, parsed
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import in_pieces
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, start_daemon
 
 RETRY_S = 0.1
+ENTER_AGAIN_S = Backoff(0.1, 2.0)
 LOADED_TOGETHER_MAX = 200
 
 
@@ -120,19 +123,21 @@ class Offsets(Protocol):
 
 
 class OtherHomes(NamedTuple):
-    """What a member needs to know of the consumer's other homes; a broker that is alone has none.
+    """What a member shares with those at the consumer's other homes; a broker that is alone has none.
 
     Attributes:
         number: of the home that this member is at.
         held: tells what the consumer has at the others.
         after_round: called after each try.
         grant: of a consumer that must be the only one.
+        enter: lets the consumer into its offset store; False while that does not answer.
     """
 
     number: int = 0
     held: Callable[[], frozenset[TopicPartition]] = frozenset
     after_round: Callable[[], None] = lambda: None
     grant: Grant | None = None
+    enter: Callable[[], bool] = lambda: True
 
 
 class GroupMember:
@@ -151,6 +156,8 @@ class GroupMember:
         self._log = get_logger(group=settings.group, member=settings.name)
         self._sparingly = Sparingly(self._log, clock)
         self._view, self._is_joined, self._is_closing = 0, False, False
+        self._is_inside, self._is_entering, self._waits = False, False, 0  # the offset store
+        self._closing = Signal()
         self._has_view = self._has_looked = self._has_revoked = False
         self._has_more = False  # partitions that are assigned and were not tried yet
         self._tried: set[TopicPartition] = set()  # since there were more than a slice takes
@@ -167,10 +174,14 @@ class GroupMember:
     def end(self) -> None:
         """End the thread; ``stop`` leaves the group."""
         self._is_closing = True
+        self._closing.set()
 
     def stop(self, timeout: float) -> None:
-        """Save everything, leave the group and end the thread."""
-        self._is_closing = True
+        """Save everything, leave the group and end the thread; one that is in the hands of a store ends by itself."""
+        self.end()
+        if self._is_entering:
+            self._requests.close()
+            return
         try:
             self._acks.resolve()
             self._is_saved(everything=True)
@@ -210,7 +221,7 @@ class GroupMember:
             self._ended.set()
 
     def _round(self) -> None:
-        if self._stands_by():
+        if self._stands_by() or not self._has_entered():
             self._heard_at = self._clock.monotonic()
             return
         self._save_if_due()
@@ -232,6 +243,22 @@ class GroupMember:
         if grant.number == 0:
             self._clock.sleep(RETRY_S)
         return grant.number == 0
+
+    def _has_entered(self) -> bool:
+        """Whether the consumer is in its offset store; waits a moment if that does not answer."""
+        if self._is_inside:
+            return True
+        self._is_entering = True
+        try:
+            self._is_inside = self._others.enter()
+        except TxmqError as error:
+            self._end_by(error)
+            self.end()
+        self._is_entering = not self._is_inside
+        if self._is_entering:
+            self._closing.wait(ENTER_AGAIN_S.after(self._waits))
+            self._waits += 1
+        return self._is_inside and not self._is_closing
 
     def _is_refused(self, error: GroupActiveError) -> bool:
         """Whether to give up: one member must be alone. A member that was killed counts until the group has noticed."""
@@ -392,7 +419,9 @@ class GroupMember:
             )  # fmt: skip
         except (FencedError, StorageError) as error:
             topic, partition = item.slot
-            self._log.warning("offset could not be loaded", topic=topic, partition=partition, error=repr(error))
+            self._sparingly.warning(
+                "offset could not be loaded; it is tried again", topic=topic, partition=partition, error=repr(error)
+            )
             return
         offset, deferred, read = found if found is not None else (None, None, None)
         try:
@@ -416,7 +445,7 @@ class GroupMember:
         try:
             self._offsets.save(everything=everything)
         except (OverloadedError, StorageError) as error:
-            self._log.warning("offsets could not be saved; it is tried again", error=repr(error))
+            self._sparingly.warning("offsets could not be saved; it is tried again", error=repr(error))
             return False
         return True
 

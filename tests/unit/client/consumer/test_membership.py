@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.logged import said
 from tools.simulated.clock import SimClock
 from txmq.client.consumer.group_requests import GroupRequests, SupersededError
-from txmq.client.consumer.membership import Assigned, GroupMember
+from txmq.client.consumer.membership import Assigned, GroupMember, OtherHomes
 from txmq.client.consumer.offsets.store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
 from txmq.errors import (
@@ -25,7 +26,10 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import TopicPartition
+from txmq.runtime.logging import Sparingly
+from txmq.testing.eventually import eventually
 
+DEADLINE_S = 30.0
 SETTINGS = MemberSettings("g", "one", ("orders",), "sticky", 1.0, 6.0, 1.0)
 
 
@@ -124,6 +128,7 @@ def test_full_group_is_reported_once_and_heartbeats_go_on() -> None:
     reported: list[str] = []
     refused = member(FullBroker())
     refused._log = SimpleNamespace(warning=lambda event, **_: reported.append(event), debug=lambda *_, **__: None)
+    refused._sparingly = Sparingly(refused._log, refused._clock)
     for _ in range(3):
         with pytest.raises(OverloadedError) as caught:
             refused._join()
@@ -209,3 +214,97 @@ def test_partitions_that_cannot_be_loaded_hold_up_no_other() -> None:
     for _ in range(12):
         joining._round()
     assert begun == set(range(10, 600))
+
+
+def test_offset_that_cannot_be_loaded_is_said_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    """Found: a line for each partition and second, while a database was away."""
+    joining = member(BrokerWithPartition())
+    clock = joining._clock
+    assert isinstance(clock, SimClock)
+
+    def load(*_: object) -> StoredOffset:
+        raise StorageError("away")
+
+    def save(**_: object) -> None:
+        raise StorageError("away")
+
+    joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=lambda _: {}, save=save)
+    joining._partitions = SimpleNamespace(held=list, claims=list, drained=list, kept=lambda *_: None)
+    joining._acks = SimpleNamespace(resolve=lambda: None)
+    for _ in range(30):
+        joining._round()
+        clock.advance(1.0)
+    lines = said(caplog)
+    events = ["offset could not be loaded; it is tried again", "offsets could not be saved; it is tried again"]
+    assert sorted(line["event"] for line in lines) == events
+    for _ in range(31):
+        joining._round()
+        clock.advance(1.0)
+    assert [(line["event"], line["more"]) for line in said(caplog) if "loaded" in line["event"]] == [(events[0], 59)]
+
+
+def waiting(enter: Any, broker: Any) -> tuple[GroupMember, list[object]]:
+    """A member whose consumer is not in its offset store yet; and what it has told."""
+    told: list[object] = []
+    made = member(broker)
+    made._others = OtherHomes(enter=enter)
+    made._partitions = SimpleNamespace(held=list, claims=list, drained=list, lost=told.append, refused=told.append)
+    return made, told
+
+
+def test_member_joins_when_its_offset_store_is_there() -> None:
+    answers = iter([False, False, True])
+    verbs: list[str] = []
+
+    class Broker(BrokerWithoutTopic):
+        def call(self, verb: str, *words: Any, **fields: Any) -> bytes:
+            verbs.extend(words[:1] if verb == "group" else ())
+            return super().call(verb, *words, **fields)
+
+    made, told = waiting(lambda: next(answers), Broker())
+    for joined in ([], [], ["join"]):
+        made._round()
+        assert verbs == joined
+    assert told == []
+
+
+def test_member_ends_whose_offset_store_refuses_at_last() -> None:
+    answers: list[Any] = [False, StorageError("user or password are refused")]
+
+    def enter() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    made, told = waiting(enter, SimpleNamespace())
+    made._run()
+    assert [str(error) for error in told] == ["user or password are refused"]
+
+
+def test_member_that_waits_for_its_store_ends_at_once() -> None:
+    """Whether the store says so or is in the middle of connecting."""
+    entering, is_silent = threading.Event(), threading.Event()
+    ends: list[bool] = []
+    closed = SimpleNamespace(close=lambda: None)
+
+    def connect() -> bool:
+        entering.set()
+        is_silent.wait(DEADLINE_S)
+        return False
+
+    def fail() -> bool:
+        entering.set()
+        return False
+
+    for enter in (fail, connect):
+        entering.clear()
+        made, _ = waiting(enter, closed)
+        made.start()
+        assert entering.wait(DEADLINE_S)
+        made.stop(DEADLINE_S)
+        ends.append(is_silent.is_set())
+        if enter is connect:
+            is_silent.set()
+        eventually(made._ended._lock.acquire, "its thread has ended")
+    assert ends == [False, False]

@@ -26,15 +26,26 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
-from txmq.errors import ConfigError, FencedError, StorageError, TransactionStateError, TxmqError
+from txmq.errors import (
+    ConfigError,
+    FencedError,
+    OffsetStoreAwayError,
+    StorageError,
+    TransactionStateError,
+    TxmqError,
+    anew,
+)
 from txmq.model import TopicPartition
 from txmq.outbox.outbox import commits_alone
+from txmq.runtime.os_clock import OSClock
+from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, current_strand
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_for, placeholder_of
 from txmq.xa.database.framework_connection import FrameworkConnection
 from txmq.xa.database.guarded_connection import GuardedConnection, behind_guard, doom
 from txmq.xa.database.loop_connection import driver_name, on_loop
+from txmq.xa.database.refusals import ASK_AGAIN_S, Refusal, refusal_of, told
 from txmq.xa.database.thread_connection import ThreadConnection
 
 T = TypeVar("T")
@@ -120,6 +131,9 @@ class DatabaseOffsetStore:
         self._own: ThreadConnection | None = None  # SQLite's belongs to one thread, and a consumer has several
         self._dialect_name = dialect
         self._lock = Lock()
+        self._clock: Clock = OSClock()
+        self._refused: StorageError | None = None  # since it was asked last
+        self._refusals, self._again_at = 0, 0.0
 
     def install(self) -> None:
         """Create the table if it is missing. Idempotent.
@@ -134,7 +148,7 @@ class DatabaseOffsetStore:
                     run(own, statement)
                 self._run(own, _CREATE)
 
-        self._ask(create)
+        self._ask(create, is_anew=True)
 
     # --- for the consumer --------------------------------------------------------------------------------------------
 
@@ -142,17 +156,15 @@ class DatabaseOffsetStore:
         """Check that the table is there.
 
         Raises:
-            StorageError: it is not, or the database cannot be reached.
+            OffsetStoreAwayError: the database does not answer.
+            StorageError: it refuses: user, password, table or privilege; the text says what to correct.
         """
 
         def look(own: Connection) -> None:
-            try:
-                self._run(own, _LOOK)
-            except Exception as error:
-                raise StorageError(f"offset store {self._table}: {error}; was install() called once?") from error
+            self._run(own, _LOOK)
             own.rollback()  # an open transaction would keep the table's definition locked
 
-        self._ask(look)
+        self._ask(look, is_anew=True)
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
         """See ``OffsetStore``. Waits a second for a transaction of the former owner that holds the row."""
@@ -346,20 +358,44 @@ class DatabaseOffsetStore:
             mark = placeholder_of(driver_of(behind_guard(connection)), dialect)
         return run(connection, _said(sql, self._table, dialect).replace("?", mark), parameters)
 
-    def _ask(self, ask: Callable[[Connection], T]) -> T:
-        """Call with the store's own connection, in its thread; after an error the next call opens another one."""
+    def _ask(self, ask: Callable[[Connection], T], *, is_anew: bool = False) -> T:
+        """Call with the store's own connection, in its thread; after an error the next call opens another one.
+
+        What the database refuses is not asked again for a while.
+
+        Args:
+            is_anew: ask all the same: somebody may have corrected it.
+        """
         with self._lock:
+            if self._refused is not None and not is_anew and self._clock.monotonic() < self._again_at:
+                raise anew(self._refused)
             try:
-                return self._opened().call(ask)
+                found = self._opened().call(ask)
             except TxmqError:
                 self._close()
                 raise
             except Exception as error:
                 self._close()
-                raise StorageError(f"offset store {self._table}: {error}") from error
+                raise self._told(error) from error
             except BaseException:
                 self._close()
                 raise
+            self._refused, self._refusals = None, 0
+            return found
+
+    def _told(self, error: Exception) -> StorageError:
+        refusal = refusal_of(error)
+        if refusal is None:
+            return OffsetStoreAwayError(f"offset store {self._table}: {told(error)}")
+        correct = self._to_install if refusal is Refusal.TABLE else refusal.value
+        self._refused = StorageError(f"offset store {self._table}: {correct}: {told(error)}")
+        self._again_at = self._clock.monotonic() + ASK_AGAIN_S.after(self._refusals)
+        self._refusals += 1
+        return anew(self._refused)
+
+    @property
+    def _to_install(self) -> str:
+        return "its table is missing, or another one: call install() of the store once"
 
     def _opened(self) -> ThreadConnection:
         if self._own is None:

@@ -93,7 +93,8 @@ class OffsetStore(Protocol):
         """A consumer begins to use it.
 
         Raises:
-            TxmqError: it cannot be used; the consumer is not made.
+            OffsetStoreAwayError: it does not answer: the consumer waits, and asks again.
+            TxmqError: it cannot be used; the consumer is not made, or ends.
         """
 
     def load(self, group: str, slot: TopicPartition, generation: int) -> StoredOffset | None:
@@ -104,7 +105,7 @@ class OffsetStore(Protocol):
 
         Raises:
             FencedError: a newer generation has loaded it.
-            StorageError: it cannot be known now; asked again a moment later.
+            StorageError: it cannot be known now; asked again a moment later. ``OffsetStoreAwayError`` is one.
 
         Durability: the generation is, when this returns.
         """

@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 
 from txmq.addresses import parse_ensemble
 from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
-from txmq.errors import ConfigError, FencedError, StorageError, TxmqError
+from txmq.errors import ConfigError, FencedError, OffsetStoreAwayError, RegistryAwayError, StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.registry.zookeeper.session import (
     ANY_VERSION,
@@ -96,7 +96,8 @@ class ZooKeeperOffsetStore:
         """Check that the nodes above the groups are there.
 
         Raises:
-            StorageError: they are not, or the ensemble cannot be reached.
+            OffsetStoreAwayError: the ensemble does not answer.
+            StorageError: they are not.
         """
         self._ask(self._require_groups)
 
@@ -195,6 +196,8 @@ class ZooKeeperOffsetStore:
                 return ask(self._session)
             except (FencedError, StorageError):
                 raise
+            except RegistryAwayError as error:
+                raise OffsetStoreAwayError(f"offset store at {self._ensemble.hosts}: {error}") from error
             except TxmqError as error:
                 raise StorageError(f"offset store at {self._ensemble.hosts}: {error}") from error
 
