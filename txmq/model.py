@@ -28,6 +28,13 @@ def is_valid_table(name: str) -> bool:
     return _TABLE.match(name) is not None
 
 
+def how_to_encode(name: str, found: object) -> str:
+    """What makes bytes of a value or key that is none, in words."""
+    if isinstance(found, str):
+        return f"give {name}.encode()"
+    return f"give bytes({name})" if isinstance(found, bytearray | memoryview) else f"give json.dumps({name}).encode()"
+
+
 class Outcome(enum.Enum):
     """The outcome of a transaction, as durably known to the answering side."""
 

@@ -30,7 +30,8 @@ from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX
 
 KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX", "UNIT_BYTES_MAX", "DURABILITY")
 DURABILITIES: Final[tuple[Durability, ...]] = ("forced", "weak")
-AS_IS: Final = encoder_of(None)
+SETTING: Final = 'TXMQ = {"CODEC": "json"} in the settings'
+AS_IS: Final = encoder_of(None, setting=SETTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +111,5 @@ def _problem_of_address(value: Any) -> str | None:
 
 
 def _encoder(given: Any) -> Callable[[Any], Any]:
-    return encoder_of(import_string(given) if isinstance(given, str) and given != "json" else given, DjangoJSONEncoder)
+    codec = import_string(given) if isinstance(given, str) and given != "json" else given
+    return encoder_of(codec, DjangoJSONEncoder, SETTING)

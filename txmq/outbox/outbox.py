@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
-from txmq.model import is_valid_name
+from txmq.model import how_to_encode, is_valid_name
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
@@ -319,7 +319,8 @@ def new_row(topic: str, value: bytes, key: bytes | None = None, headers: Mapping
         raise ConfigError(f"topic {topic[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
     for what, found in (("value", value), ("key", key)):
         if not isinstance(found, bytes) and (found is not None or what == "value"):
-            raise ConfigError(f"the {what} of a message is bytes, not {type(found).__name__}")
+            kind = type(found).__name__
+            raise ConfigError(f"the {what} of a message is bytes, not {kind}: {how_to_encode(what, found)}")
     return NewRow(topic, key, value, tuple((headers or {}).items()))
 
 

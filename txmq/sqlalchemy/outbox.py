@@ -59,7 +59,7 @@ class Outbox(PlainOutbox):
         if metadata.schema and "." not in table:
             table = f"{metadata.schema}.{table}"
         super().__init__(name, table=table, rows_max=rows_max, unit_bytes_max=unit_bytes_max)
-        self._encode = encoder_of(codec)
+        self._encode = encoder_of(codec, setting='Outbox(..., codec="json")')
         try:
             self.messages, self.parked, self.relay = tables_in(metadata, table)
         except InvalidRequestError as error:

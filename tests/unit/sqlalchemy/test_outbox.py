@@ -80,7 +80,12 @@ def test_schema_of_the_metadata_is_the_tables() -> None:
 
 @pytest.mark.parametrize(
     ("message", "match"),
-    [(("a b", b""), "topic"), (("orders", "text"), "is bytes, not str"), (("orders", b"", "key"), "key of a message")],
+    [
+        (("a b", b""), "topic"),
+        (("orders", "text"), r"is bytes, not str: give value\.encode\(\), or have JSON made"),
+        (("orders", {"order": 7}), r'json\.dumps\(value\)\.encode\(\), or .*: Outbox\(\.\.\., codec="json"\)'),
+        (("orders", b"", "key"), r"key of a message is bytes, not str: give key\.encode\(\)"),
+    ],
 )
 def test_what_cannot_be_sent_is_refused_at_once(engine: Engine, message: Any, match: str) -> None:
     with Session(engine) as session:

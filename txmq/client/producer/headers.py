@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from txmq.client.producer.batches import RECORD_OVERHEAD_BYTES
 from txmq.errors import LocalProtocolError, TooLargeError
 from txmq.log.records import TAG_HEADER, TXID_HEADER, Headers
+from txmq.model import how_to_encode
 
 BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
 
@@ -27,9 +28,9 @@ def checked_content(message: Content, size_bytes_max: int) -> tuple[bytes | None
     """
     key, value, headers, tag = message
     if not isinstance(value, bytes):
-        raise TypeError(f"a value is bytes, not {type(value).__name__}")
+        raise TypeError(f"a value is bytes, not {type(value).__name__}: {how_to_encode('value', value)}")
     if key is not None and not isinstance(key, bytes):
-        raise TypeError(f"a key is bytes or None, not {type(key).__name__}")
+        raise TypeError(f"a key is bytes or None, not {type(key).__name__}: {how_to_encode('key', key)}")
     key, value = None if key is None else bytes(key), bytes(value)
     size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
     stored = _stored_headers(headers, tag) if headers or tag is not None else ()

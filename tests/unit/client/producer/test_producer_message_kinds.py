@@ -16,8 +16,8 @@ from txmq.errors import LocalProtocolError
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ((None, "v", None, None), "a value is bytes, not str"),
-        (("k", b"v", None, None), "a key is bytes or None, not str"),
+        ((None, "v", None, None), "a value is bytes, not str: give value.encode()"),
+        (("k", b"v", None, None), "a key is bytes or None, not str: give key.encode()"),
         ((None, b"v", None, b"x"), "a tag is a str or None, not bytes"),
         ((None, b"v", None, 7), "a tag is a str or None, not int"),
         ((None, b"v", {"a": "x"}, None), "headers map str to bytes"),
