@@ -107,6 +107,18 @@ def test_a_consumers_options_are_refused_by_name(client: Client, given: dict[str
         client.consumer("g", ["t"], options=txmq.ConsumerOptions(**given))
 
 
+def test_option_that_is_an_argument_of_the_consumer_says_so() -> None:
+    wrong: Any = txmq.ConsumerOptions
+    with pytest.raises(
+        ConfigError, match=r"no 'max_retries'; it is an argument .* client\.consumer\(.*max_retries=\.\.\."
+    ):
+        wrong(max_retries=3)
+    with pytest.raises(ConfigError, match=r"no 'retry_delays'; did you mean 'retry_delay'\?"):
+        wrong(retry_delays=3)
+    with pytest.raises(ConfigError, match="no 'x'; known: name, accept, strategy"):
+        wrong(x=3)
+
+
 CONSUMER_ARGUMENTS: list[dict[str, Any]] = [
     {"topics": 5}, {"topics": b"t"}, {"topics": []}, {"topics": ["a b"]}, {"group": None}, {"group": "a/b"},
     {"start": True}, {"start": 1.5}, {"start": "now"}, {"max_retries": -1}, {"max_retries": "5"}, {"retry_store": 5},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from txmq.client.arguments import WAIT_S_MAX, require_choice, require_kind, require_name, require_number, require_path
 from txmq.client.consumer.offsets.store import OffsetStore
@@ -18,11 +20,39 @@ FETCH_SIZE_BYTES_MIN = 64 << 10
 DEAD_LETTERS_SUFFIX = ".dead-letter"  # of the topic that has a group's dead letters
 REDRIVEN_SUFFIX = ".redriven"  # appended to that: of the topic that says which were sent again
 Filter = Callable[[Message], bool]
+T = TypeVar("T")
+_ARGUMENTS = ("start", "max_retries", "retry_store", "broadcast", "offset_store")
 
 
+def _naming_unknown(cls: type[T]) -> type[T]:
+    """A class of options that says what is meant by a name that it does not have."""
+    init, known = cls.__init__, tuple(inspect.signature(cls).parameters)
+
+    @wraps(init)
+    def named(self: T, *given: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"{cls.__name__} has no {name[:80]!r}; {_meant(name, known)}")
+        init(self, *given, **options)
+
+    cls.__init__ = named  # type: ignore[assignment]
+    return cls
+
+
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    from txmq.config_sources import near_miss
+
+    if name in _ARGUMENTS:
+        return f"it is an argument of the consumer itself: client.consumer(group, topics, {name}=...)"
+    return near_miss(name, known) or f"known: {', '.join(known)}"
+
+
+@_naming_unknown
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Options that few consumers change; times in seconds.
+    """Options that few consumers change, as ``client.consumer(..., options=ConsumerOptions(...))``; times in seconds.
+
+    ``max_retries`` and ``retry_store``, which most choose, are arguments of ``client.consumer`` itself.
 
     Args:
         name: this member's name in the group; by default made up. A member that joins under the name of another one
