@@ -3,10 +3,12 @@
 ``together`` is all there is to it; docs/how-to/django.md says how it goes with views, hooks and tests. Start a broker
 with ``txmq broker``, then, with what Django's DATABASES takes, as JSON::
 
-    pip install django
+    pip install django  # and mysqlclient, or psycopg
     python examples/django_last_resource.py '{"ENGINE": "django.db.backends.sqlite3", "NAME": "/tmp/shop.db"}'
     python examples/django_last_resource.py '{"ENGINE": "django.db.backends.mysql", "USER": "shop", "PASSWORD": "...",
         "NAME": "shop", "OPTIONS": {"read_timeout": 30}}'
+    python examples/django_last_resource.py '{"ENGINE": "django.db.backends.postgresql", "USER": "shop",
+        "PASSWORD": "...", "NAME": "shop"}'
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
+import psycopg
+
 import txmq
 from tests.examples.pasting import ROOT, TIMEOUT_S, PastedPage
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.postgresql import PostgreSQL
 
 LAST_RESOURCE = """
 from django.test import RequestFactory
@@ -40,6 +44,21 @@ def test_project_of_the_page_sends_what_it_says(tmp_path: Path, broker: BrokerPr
         assert page.run(f"python manage.py shell -v0 -c '{program}'").strip() == said
     with txmq.connect(broker.address) as client:
         assert sorted(message.key or b"" for message in client.browse("orders")) == [b"ada", b"ben"]
+
+
+def test_last_resource_of_the_page_works_on_postgresql(broker: BrokerProcess, postgresql: PostgreSQL) -> None:
+    with psycopg.connect(postgresql.conninfo(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE django_together")
+    where = {"NAME": "django_together", "HOST": "127.0.0.1", "PORT": postgresql.port, "USER": "postgres"}
+    given = json.dumps(where | {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {"tcp_user_timeout": 30000}})
+    command = [sys.executable, str(ROOT / "examples/django_last_resource.py"), given, "3", broker.address]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert shown.stdout.endswith("3 orders\n"), shown.stderr
+    with psycopg.connect(postgresql.conninfo("django_together")) as connection:
+        rows = connection.execute("SELECT id, customer FROM orders_django").fetchall()
+    with txmq.connect(broker.address) as client:
+        sent = sorted((message.key, message.value) for message in client.browse("orders"))
+    assert sent == sorted((customer.encode(), f"created {number}".encode()) for number, customer in rows)
 
 
 def _ship(page: PastedPage) -> None:
