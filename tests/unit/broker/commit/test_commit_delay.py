@@ -6,11 +6,12 @@ from math import inf
 
 import pytest
 
+from tools.images.homes import HomeNode
 from tools.images.node import Client, Node
 from tools.images.requests import UUID, batch, part
 from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
 
-from ..homes_support import HomeNode, prepare_branch, two_homes
+from ..homes_support import prepare_branch, two_homes
 from ..support import node, prepare, values
 from ..verbs.test_decide import OTHER_UUID, decide
 

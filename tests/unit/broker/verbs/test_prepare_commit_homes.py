@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.homes import CLUSTER, HomeNode
 from tools.images.requests import UUID, batch, part
 from txmq.broker.verbs.branches.complete import reported
 from txmq.protocol.branches import encode_branch
 
-from ..homes_support import (
-    CLUSTER,
-    HomeNode,
-    commit,
-    listed,
-    live_and_redone,
-    open_query,
-    prepare_branch,
-    two_homes,
-)
+from ..homes_support import commit, listed, live_and_redone, open_query, prepare_branch, two_homes
 from ..support import node, values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}

@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
+from tools.images.homes import Cluster
 from tools.images.node import Answer, Client
 from tools.images.requests import UUID, batch, part
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from ..group_support import GROUP, Consumer
-from ..homes_support import Cluster, commit, listed, live_and_redone, open_query, prepare_branch, two_homes
+from ..homes_support import commit, listed, live_and_redone, open_query, prepare_branch, two_homes
 from ..support import put, stated, values
 
 OTHER_UUID = "f" * 32

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tools.images.homes import Cluster, HomeNode
 from tools.images.node import Answer, Client
 from tools.images.requests import batch, part
 from tools.simulated.disk import SimDisk
@@ -16,17 +17,7 @@ from txmq.broker.verbs.access.rules import RULES
 from txmq.protocol.grants import ALL, Grant
 from txmq.redo import entries
 
-from ...homes_support import (
-    Cluster,
-    HomeNode,
-    add_users,
-    as_peer,
-    commit,
-    listed,
-    logged_in,
-    prepare_branch,
-    two_homes,
-)
+from ...homes_support import add_users, as_peer, commit, listed, logged_in, prepare_branch, two_homes
 from ...support import values
 
 UUID = "d" * 32

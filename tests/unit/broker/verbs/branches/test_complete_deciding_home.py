@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from tools.images.homes import Cluster, HomeNode
 from tools.images.node import Answer
 from tools.images.requests import UUID
 
-from ...homes_support import Cluster, HomeNode, commit, listed, live_and_redone, prepare_branch, two_homes
+from ...homes_support import commit, listed, live_and_redone, prepare_branch, two_homes
 from ...support import values
 from .test_listing import branches, figures
 from .test_resolving import held, is_quiet

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ...homes_support import HomeNode, commit, listed, live_and_redone, prepare_branch, two_homes
+from tools.images.homes import HomeNode
+
+from ...homes_support import commit, listed, live_and_redone, prepare_branch, two_homes
 from ...support import values
 
 GIVEN_UP = {"heuristic": "hazard", "reason": "the%20disk%20burnt"}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.homes import HomeNode
 from tools.images.requests import UUID, batch, part
 from txmq.protocol.branches import encode_branch
 
-from ...homes_support import HomeNode, commit, listed, prepare_branch, two_homes
+from ...homes_support import commit, listed, prepare_branch, two_homes
 from ...support import put, values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}

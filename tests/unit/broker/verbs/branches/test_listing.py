@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ...homes_support import Cluster, HomeNode, commit, prepare_branch, two_homes
+from tools.images.homes import Cluster, HomeNode
+
+from ...homes_support import commit, prepare_branch, two_homes
 from ...support import node
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.homes import Cluster, HomeNode
 from tools.images.requests import batch, part
 from txmq.broker.cluster.branch_asks import AWAY_MS, PREPARED_PAUSE_MS_MAX
 
-from ...homes_support import Cluster, HomeNode, commit, prepare_branch, two_homes
+from ...homes_support import commit, prepare_branch, two_homes
 from ...support import values
 from .test_resolving import is_quiet
 

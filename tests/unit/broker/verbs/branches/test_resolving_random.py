@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tools.images.homes import Cluster, HomeNode
 from tools.images.node import Client
 from tools.images.requests import UUID, batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.protocol.branches import encode_branch
 
-from ...homes_support import Cluster, HomeNode
 from ...support import values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}

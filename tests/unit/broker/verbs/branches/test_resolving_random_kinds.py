@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
+from tools.images.homes import Cluster, HomeNode
 from tools.images.requests import UUID
 from tools.simulated.disk import SimDisk
 from txmq.broker.verbs import turns
 
-from ...homes_support import Cluster, HomeNode
 from ...support import values
 from .test_resolving_random import KEYS, History, Transaction, keys_of
 

@@ -7,6 +7,7 @@ from base64 import b64encode
 
 import pytest
 
+from tools.images.homes import Cluster, HomeNode, HomeWire
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.home_conversation import HomeConversation
@@ -15,19 +16,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
 from txmq.protocol.scram import ScramAttempt
 
-from ...homes_support import (
-    SECRET,
-    Cluster,
-    HomeNode,
-    HomeWire,
-    add_users,
-    as_peer,
-    commit,
-    listed,
-    logged_in,
-    prepare_branch,
-    two_homes,
-)
+from ...homes_support import SECRET, add_users, as_peer, commit, listed, logged_in, prepare_branch, two_homes
 from ...support import values
 
 

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from typing import Any
 
+from tools.images.homes import directory
 from tools.images.node import Client, Node, small_settings
 from tools.images.requests import batch
-from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.asks import Ask
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.cluster.work import carry_out
 from txmq.errors import TxmqError
-from txmq.redo import entries, identity, inspect
+from txmq.redo import entries, inspect
 from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.port import Candidate, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
-
-
-class _Identity(SimRandom):
-    """Draws the numbers of ``node.json``."""
-
-    def __init__(self, *numbers: int) -> None:
-        super().__init__(random.Random(0))
-        self._numbers = list(numbers)
-
-    def bits(self, count: int) -> int:
-        return self._numbers.pop(0)
-
-
-def directory(home: int) -> SimDisk:
-    """An empty data directory of a home."""
-    disk = SimDisk()
-    identity.load_or_create(disk, _Identity(CLUSTER, home), SimClock())
-    return disk
 
 
 class Broker:
@@ -48,7 +29,7 @@ class Broker:
     def __init__(self, registry: Registry, home: int, disk: SimDisk | None = None, incarnation: int = 1) -> None:
         self.registry, self.home, self.incarnation = registry, home, incarnation
         self.view = ClusterView("zk://h1:2181/prod")
-        disk = disk if disk is not None else directory(home)
+        disk = disk if disk is not None else directory(CLUSTER, home)
         settings = small_settings(broker_name=f"broker-{home:x}")
         self.node = Node(disk, settings, incarnation=f"{incarnation:032x}", cluster=self.view)
         self.leadership: Leadership
