@@ -1,1 +1,1 @@
-"""Simulated disk, clock, databases and broker; each passes the contract tests of the real one."""
+"""Simulated disk, clock and databases, each held to the contract tests of the real one; a broker: the real core."""

@@ -1,383 +1,301 @@
-"""A home broker in memory, as far as transactions see one: for tests of what a client does when answers go missing.
+"""A home broker in memory for tests of what a client does when answers go missing: the real core, and planned mishaps.
 
-It follows docs/protocol.md for ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``, ``recover``,
-``checks``, ``resource report``, ``token``, and for ``decide`` and ``complete`` without a held watermark; the same
-contract tests run against it and a real broker (tests/services/transaction/test_broker_contract.py). Faults are planned
-(``faults``).
+Theory of operation. A request goes to the broker's own core as the line that is sent over the network
+(``connection``), on a simulated disk; its journal is forced, then its answer is there. What is planned happens around
+that (``faults``). This is the connection's other end, and the client, too.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from threading import RLock
 from typing import Any
-from urllib.parse import unquote
 
+from tools.images.homes import CLUSTER, directory
+from tools.images.node import Client, Node, small_settings
+from tools.images.requests import UUID, batch, part
 from tools.simulated.clock import SimClock
-from tools.simulated.faults import LOST_AFTER_S, FakeReply, Fault, Holding, lost
-from tools.simulated.held_transaction import HeldTransaction
+from tools.simulated.connection import Sent, SimulatedConnection, WireReply
+from tools.simulated.disk import SimDisk
+from tools.simulated.faults import LOST_AFTER_S, Fault, GivenReply, Holding, Reply, lost
 from tools.simulated.routes import SimulatedRoutes
+from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs.transaction_checks import state_of
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.session import ClientSession
-from txmq.errors import (
-    BadRequestError,
-    BrokerAwayError,
-    ConnectionLostError,
-    NotOwnerError,
-    OtherTokenError,
-    StaleTopicError,
-    TransactionConflictError,
-    TxmqError,
-    UnknownTopicError,
-    UnknownTransactionError,
-)
-from txmq.log.records import Record, decode
+from txmq.config import BrokerSettings
+from txmq.errors import BadRequestError, BrokerAwayError, ConnectionLostError, TxmqError
+from txmq.log.records import Record
 from txmq.model import Message, Outcome
-from txmq.protocol.branches import split_branches
-from txmq.protocol.halves import DueHalf, encode_half
-from txmq.protocol.parts import encode_result_line, parse_parts
-from txmq.runtime.ports import Buffer
 from txmq.xid import TxId
 
-_DECIDED = ("decided", "committed")
-Extensions = Mapping[str, Any]
+PARTITIONS = 2  # of each topic, at each home
+OWNER_GONE_S = 5.0  # others may settle what it left
+_ENDS = ("committed", "rolled-back")
+_UNSEEN = (TransactionState.NONE, TransactionState.FORGOTTEN)
+
+
+def settings_of(request_size_bytes_max: int) -> BrokerSettings:
+    """Of a small broker that takes requests of this size."""
+    size = request_size_bytes_max
+    settings = small_settings(request_size_bytes_max=size, batch_size_bytes_max=size)
+    object.__setattr__(settings, "journal_file_size_bytes", size + settings.group_size_bytes_max)  # a record fits
+    return settings
 
 
 class SimulatedBroker:
-    """The broker, the connection to it, and the client: ``control``, ``session`` and ``clock`` are its own.
+    """The broker, a link to it, and the client of it.
 
     Attributes:
+        node: the broker.
+        home: id of its journal.
+        control: as ``HomeLink.control``.
+        connections: all that were used and not closed.
         faults: per verb, what happens to its next requests; None lets one pass.
         requests: verbs received, in order.
-        reports: resources that resolvers reported, and what they said.
-        tokens: the newest fencing token of each database.
-        topic_ids: of each topic that there is; another one after it was deleted and created anew.
-        log: per topic and partition, the messages that readers see.
-        owner_connected: what ``recover`` says of every owner.
-        is_away: no connection can be had.
         witness: called before and after each execution; it may take the broker away, and the answer with it.
-        home: id of its journal.
         timeout: as ``Client.timeout``.
         holds: requests that are carried out later.
+        sent: the same requests in full.
+        intercept: what stands before all this; it is given each request, and what carries it out.
 
     Args:
-        home: id of its journal.
-        slots: (n, m) of a home that owns the partitions whose number is n modulo m.
+        home: its id.
+        node: the broker, if it is there already.
     """
 
     def __init__(
-        self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 1 << 20, *,
-        home: int = 0xA1, clock: SimClock | None = None, slots: tuple[int, int] = (0, 1),
+        self, topics: Sequence[str] = ("orders", "audit"), request_size_bytes_max: int = 64 << 10, *,
+        home: int = 0xA1, clock: SimClock | None = None, node: Node | None = None,
     ) -> None:  # fmt: skip
-        self.clock, self.control = clock or SimClock(), self
-        self.routes: SimulatedRoutes[SimulatedBroker] = SimulatedRoutes(self)
+        self.clock = clock or SimClock()
+        self.node = node or _lone(topics, request_size_bytes_max, home, self.clock)
+        self.home = self.node.context.identity.node
+        self.routes = SimulatedRoutes(self)
         self.resolver: BackgroundResolver | None = None
         self.pending_commits = PendingCommits(self.clock)
-        self.home, self._slots, self._request_size_bytes_max = home, slots, request_size_bytes_max
-        self.session = self._new_session(7)
+        self.lock = RLock()
+        self.connections = list[SimulatedConnection]()
+        self.control = SimulatedConnection(self)
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
-        self.requests, self.reports = list[str](), list[tuple[str, dict[str, Any]]]()
-        self.log: dict[tuple[str, int], list[Message]] = defaultdict(list)
-        self.owner_connected, self.is_away, self.timeout = True, False, 5.0
-        self.holds, self.tokens = Holding(self.clock), dict[str, str]()
+        self.requests = list[str]()
+        self.timeout, self._is_away = 5.0, False
+        self.holds = Holding(self.clock)
+        self.sent = list[Sent]()
+        self.intercept: Callable[[Sent, Callable[[], Reply]], Reply] = _straight
         self.witness: Callable[[SimulatedBroker, str], None] | None = None
-        self.topic_ids = {topic: number for number, topic in enumerate(topics, 1)}
-        self._held: dict[str, HeldTransaction] = {}
-        self._assigned: dict[tuple[str, int], int] = defaultdict(int)
+        self._states: dict[str, str] = {}
+        self._decided_by: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"home {self.home:016x}"
 
-    # --- the connection ----------------------------------------------------------------------------------------------
+    # --- the link ----------------------------------------------------------------------------------------------------
 
-    def _new_session(self, number: int) -> ClientSession:
-        return ClientSession(
-            {
-                "cluster": "00000000000000c1", "home": f"{self.home:016x}", "session": f"{number:x}", "epoch": 0,
-                "secret": f"{number:032x}", "in_flight_max": 8, "request_size_bytes_max": self._request_size_bytes_max,
-                "time_ms": self.clock.now_ms(),
-            },
-            int(self.clock.monotonic() * 1000),
-        )  # fmt: skip
+    @property
+    def session(self) -> ClientSession:
+        """As ``HomeLink.session``."""
+        return self.control.session or self.control.connect_with_session(0.0)[1]
 
     def leave_session(self, full: ClientSession) -> None:
-        """As ``Client.leave_session``."""
-        if self.session is full:
-            self.session = self._new_session(full.id + 1)
+        """As ``HomeLink.leave_session``."""
+        if self.control.session is full:
+            self.control = SimulatedConnection(self)
 
-    def new_connection(self) -> SimulatedBroker:
+    def new_connection(self) -> SimulatedConnection:
         """As ``HomeLink.new_connection``."""
-        return self
-
-    def close(self) -> None:
-        """As ``ReconnectingConnection.close``."""
-
-    def connect_with_session(self, deadline: float) -> tuple[SimulatedBroker, ClientSession]:
-        """As ``Connection.connect_with_session``."""
-        return self, self.session
+        return SimulatedConnection(self)
 
     def known_outcome(self, txid: TxId) -> Outcome | None:
-        """As ``ReconnectingConnection.known_outcome``."""
-        return self.session.known_outcome(txid.counter)
-
-    def measure_clock(self, session: ClientSession, timeout: float) -> None:
-        """As ``Connection.measure_clock``."""
-        session.clock_ahead_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
-
-    def reach(self, deadline: float) -> None:
-        """As ``Connection.reach``."""
-        if self.is_away:
-            raise BrokerAwayError("planned")
+        """As ``HomeLink.known_outcome``."""
+        return self.control.known_outcome(txid)
 
     def look(self) -> None:
         """As ``HomeLink.look`` of a broker that is alone."""
 
-    def regain(self, deadline: float) -> None:
-        """As ``Connection.regain``."""
-        if self.is_away:
-            self.clock.advance(max(deadline - self.clock.monotonic(), 0.0))
-            raise BrokerAwayError("planned")
+    def call(self, verb: str, *arguments: str | int, timeout: float = 5.0, **named: Any) -> bytes:
+        """A request on the client's own connection."""
+        return self.control.call(verb, *arguments, timeout=timeout, **named)
 
-    def call(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
-        """As ``Connection.call``."""
-        return self.submit(verb, *arguments, timeout=timeout, **named).result()
+    # --- mishaps -----------------------------------------------------------------------------------------------------
 
-    def submit(
-        self, verb: str, *arguments: str | int, timeout: float,
-        extensions: Extensions | None = None, body: Sequence[Buffer] | None = None,
-    ) -> FakeReply:  # fmt: skip
-        """As ``Connection.submit``."""
-        if timeout < 0:
-            raise ValueError(f"timeout {timeout}")
-        if self.is_away:
-            raise BrokerAwayError("planned")
-        self.requests.append(verb)
-        plan = self.faults[verb]
-        fault = plan.popleft() if plan else None
-        if fault is not None and not fault.is_executed:
-            return self._failed(fault)
-        if self._goes_away(verb):
-            return self._failed(lost(is_executed=False))
-        words = (*arguments, dict(extensions or {}), b"".join(bytes(buffer) for buffer in body or ()))
-        if arguments and arguments[0] in self.holds.txids:
-            return self.holds.reply(lambda: self._execute(verb, words, fault))
-        return self._execute(verb, words, fault)
+    @property
+    def is_away(self) -> bool:
+        """Whether no connection can be had. Those that are there end; the client's own is made again when it can be."""
+        return self._is_away
 
-    def _execute(self, verb: str, words: Sequence[Any], fault: Fault | None) -> FakeReply:
-        try:
-            answer = getattr(self, f"_{verb}")(*words)
-        except TxmqError as error:
-            return FakeReply(b"", error)
-        if self._goes_away(verb):
-            return self._failed(lost(is_executed=True))
-        return FakeReply(answer, None) if fault is None else self._failed(fault)
+    @is_away.setter
+    def is_away(self, is_away: bool) -> None:
+        was_away, self._is_away = self._is_away, is_away
+        if is_away and not was_away:
+            self.connection_ends()
+        elif was_away and not is_away and self.control.session is not None:
+            self.control.connect_with_session(0.0)
+
+    def connection_ends(self) -> None:
+        """All connections are lost: the broker rolls back what was streamed."""
+        for connection in self.connections:
+            connection.end()
+        self.pump()
+
+    def owner_dies(self, gone_s: float = OWNER_GONE_S) -> None:
+        """The client's process ends, and some time passes; from now on this is another client."""
+        self.connection_ends()
+        self.control = SimulatedConnection(self)
+        self.clock.advance(gone_s)
+
+    def prepare_earlier(self, topic: str, uuid: str = UUID) -> Callable[[], None]:
+        """Have another client of a database prepare messages of any key for partition 0; returns what rolls them back.
+
+        Transactions that are prepared or decided from now on get their place there after it.
+        """
+        wire = self.node.session()
+        assert wire.client.session is not None
+        txid = self._txid((wire.client.session.number, 1))
+        words = {"resource": "db", "uuid": uuid, "table": "t"}
+        body = part(topic, 0, batch(b"earlier"), "*")
+        assert wire.ask("prepare", txid, "last-resource", extensions=words, body=body).code == 200
+
+        def roll_back() -> None:
+            assert wire.ask("rollback", txid).code == 200
+            self.pump()
+
+        return roll_back
+
+    def take(self, sent: Sent, send: Callable[[], WireReply]) -> Reply:
+        """A request comes in: carry it out, with what is planned."""
+        return self.intercept(sent, lambda: self._taken(sent, send))
+
+    def stand_in(self, verb: str, answer: Callable[[Sent], bytes]) -> None:
+        """Answer a verb in the broker's place."""
+
+        def intercept(sent: Sent, take: Callable[[], Reply]) -> Reply:
+            if sent.verb != verb:
+                return take()
+            self.requests.append(verb)
+            try:
+                return GivenReply(answer(sent))
+            except TxmqError as error:
+                return GivenReply(error)
+
+        self.intercept = intercept
+
+    def _taken(self, sent: Sent, send: Callable[[], WireReply]) -> Reply:
+        with self.lock:
+            if self.is_away:
+                raise BrokerAwayError("planned")
+            self.requests.append(sent.verb)
+            self.sent.append(sent)
+            plan = self.faults[sent.verb]
+            fault = plan.popleft() if plan else None
+            if fault is not None and not fault.is_executed:
+                return self._failed(fault)
+            if self._goes_away(sent.verb):
+                return self._failed(lost(is_executed=False))
+            if sent.txid in self.holds.txids:
+                return self.holds.reply(lambda: self._execute(sent, send, fault))
+            return self._execute(sent, send, fault)
+
+    def _execute(self, sent: Sent, send: Callable[[], WireReply], fault: Fault | None) -> Reply:
+        with self.lock:
+            self._note(sent.txid)
+            reply = send()
+            self._note(sent.txid)
+            if reply.answer is not None and reply.answer.code != 200:
+                return reply
+            if self._goes_away(sent.verb):
+                return self._failed(lost(is_executed=True))
+            return reply if fault is None else self._failed(fault)
 
     def _goes_away(self, verb: str) -> bool:
         if self.witness is not None:
             self.witness(self, verb)
         return self.is_away
 
-    def repeat(self, verb: str, *arguments: str | int, timeout: float, **named: Any) -> bytes:
-        """As ``Connection.repeat``, except that a planned loss is not tried again."""
-        return self.call(verb, *arguments, timeout=timeout, **named)
-
-    def submit_transaction(
-        self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None, deadline: float
-    ) -> FakeReply:
-        """As ``Connection.submit_transaction``."""
-        verb, *arguments = head.removesuffix(" held").removesuffix(" delayable").split(" ")
-        left_s = max(deadline - self.clock.monotonic(), 0.0)
-        return self.submit(verb, *arguments, extensions=dict(fields), body=body, timeout=left_s)
-
-    def write_transaction(self, head: str, fields: Mapping[str, str | int], body: Sequence[Buffer] | None) -> FakeReply:
-        """As ``Connection.write_transaction``."""
-        return self.submit_transaction(head, fields, body, self.clock.monotonic()).sent()
-
-    def _failed(self, fault: Fault) -> FakeReply:
+    def _failed(self, fault: Fault) -> GivenReply:
         if is_lost := isinstance(fault.error, ConnectionLostError):
             self.clock.advance(LOST_AFTER_S)
             self.connection_ends()
-        return FakeReply(b"", fault.error, is_lost_unsent=is_lost and not fault.is_executed)
+        return GivenReply(fault.error, is_lost_unsent=is_lost and not fault.is_executed)
 
-    def connection_ends(self) -> None:
-        """The broker rolls back what a lost connection was streaming."""
-        for held in self._held.values():
-            if held.state == "open":
-                held.state = "rolled-back"
+    def put_back(self, disk: SimDisk) -> None:
+        """The broker dies, and is started with another data directory: an older copy of its own."""
+        self.connection_ends()
+        self.node = Node(disk, self.node.settings, clock=self.clock)
+        self._states.clear()
 
-    # --- the verbs ---------------------------------------------------------------------------------------------------
-
-    def _put(self, topic: str, partition: int, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.setdefault(fields["tx"], HeldTransaction())
-        self._require(held, "open")
-        self._add(held, topic, partition, bytearray(body), fields.get("id", 0))
-        held.streamed.add(body)
-        return b"%d\n" % (len(held.parts) - 1)
-
-    def _offset(self, topic: str, partition: int, *_words: Any) -> bytes:
-        return b"%d 0 %d" % (2 * (len(self.log[topic, partition]),))
-
-    def _prepare(self, txid: str, kind: str, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.get(txid) or HeldTransaction()
-        if held.state == "prepared":
-            return b""
-        self._require(held, "open")
-        if 0 < fields.get("deadline", 0) <= self.clock.now_ms():
-            raise TransactionConflictError("the deadline has passed")
-        if "xid" in fields and any(
-            h.state == "prepared" and h.meta.get("xid") == fields["xid"] for h in self._held.values()
-        ):
-            raise TransactionConflictError("that xid is prepared already")
-        if "of" in fields and self._is_own(fields["of"]):
-            raise BadRequestError("this home decides it")
-        self._add_all(held, fields, body)
-        self._held[txid] = held
-        held.state = "prepared"
-        held.meta = {
-            "kind": kind, "resource": fields.get("resource", ""), "uuid": fields.get("uuid", ""),
-            "deadline_ms": fields.get("deadline", 0), "prepared_ms": self.clock.now_ms(),
-            **{name: fields[name] for name in ("table", "group", "xid", "of") if name in fields},
-        }  # fmt: skip
-        self._list_homes(held, fields)
-        return b""
-
-    def _checks(self, group: str, fields: Extensions, _body: bytes) -> bytes:
-        """Return all half messages of the group: each is always due."""
-        due: list[bytes] = []
-        for txid, held in self._held.items():
-            if held.state == "prepared" and held.meta.get("group") == group and len(due) < fields.get("limit", 100):
-                held.checks += 1
-                age_ms = self.clock.now_ms() - held.meta["prepared_ms"]
-                due.append(encode_half(DueHalf(txid, held.checks, age_ms, tuple(held.parts))))
-        return b"".join(due)
-
-    def _commit(self, txid: str, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.get(txid) or HeldTransaction()
-        if held.state in _DECIDED:
-            return held.lines
-        if held.state == "prepared" and body:
-            raise TransactionConflictError("prepared otherwise")
-        if held.state != "prepared":
-            self._require(held, "open")
-            if not body and "homes" not in fields and txid not in self._held:
-                raise UnknownTransactionError(txid)
-            self._add_all(held, fields, body)
-        self._held[txid] = held
-        self._list_homes(held, fields)
-        held.state, held.lines = "committed", b"".join(self._append(*part) for part in held.parts)
-        return held.lines
-
-    def _rollback(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
-        held = self._held.setdefault(txid, HeldTransaction())
-        if held.state in _DECIDED:
-            raise TransactionConflictError("committed")
-        if "hazard" in fields and not held.heuristics:
-            held.heuristics.append(("hazard", unquote(fields["hazard"])))
-        held.state = "rolled-back"
-        return b""
-
-    def _decide(self, txid: str, fields: Extensions, body: bytes) -> bytes:
-        held = self._held.get(txid) or HeldTransaction()
-        if held.state in _DECIDED:
-            return held.lines
-        self._require(held, "open")
-        branches, start = split_branches(body, fields["branches"])
-        self._add_all(held, fields, body[start:])
-        self._held[txid] = held
-        self._list_homes(held, fields)
-        held.state = "decided"
-        held.branches = [{**branch, "complete": False, "heuristic": None} for branch in branches]
-        held.meta = {"kind": "xa", "resource": "", "uuid": "", "deadline_ms": 0, "prepared_ms": self.clock.now_ms()}
-        # Readers see it when every branch is complete; the offsets are assigned now.
-        held.lines = b"".join(self._assign(*part) for part in held.parts)
-        return held.lines
-
-    def _complete(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
-        held = self._held.get(txid)
-        if held is None or held.state not in _DECIDED:
-            raise (UnknownTransactionError if held is None else TransactionConflictError)(txid)
-        if "branch" in fields:
-            held.homes[fields["branch"]] = True
-            return b""
-        branch = next((b for b in held.branches if b["uuid"] == fields["uuid"]), None)
-        if branch is None:
-            raise BadRequestError("no such branch")
-        if not branch["complete"] and "heuristic" in fields:
-            branch["heuristic"] = fields["heuristic"]
-            held.heuristics.append((fields["heuristic"], fields["reason"]))
-        branch["complete"] = True
-        if held.state == "decided" and all(b["complete"] for b in held.branches):
-            held.state = "committed"
-            for part in held.parts:
-                self._append(*part)
-        return b""
-
-    def _outcome(self, txid: str, fields: Extensions, _body: bytes) -> bytes:
-        held = self._held.get(txid)
-        if "fence" in fields and (held is None or held.state == "open"):
-            held = self._held[txid] = HeldTransaction("rolled-back")
-        if held is not None and held.state in _DECIDED:
-            if "branch" in fields:
-                return b"rolled-back\n" if held.homes.get(fields["branch"], True) else b"committed\n"
-            return b"committed\n" + held.lines
-        word = "unknown" if held is None or held.state == "open" else held.state
-        owner = "owner connected" if self.owner_connected else "owner gone 5000"
-        return f"{word}\n{owner}\n".encode() if "owner" in fields else f"{word}\n".encode()
-
-    def _resource(self, _action: str, name: str, _fields: Extensions, body: bytes) -> bytes:
-        self.reports.append((name, json.loads(body)))
-        return b"{}\n"
-
-    def _token(self, uuid: str, token: str, fields: Extensions, _body: bytes) -> bytes:
-        newest = self.tokens.get(uuid, "")
-        if token != newest and "adopted" not in fields and newest != fields.get("after", ""):
-            raise OtherTokenError(f"{newest} is the newest")
-        self.tokens[uuid] = token
-        return b""
-
-    def _recover(self, fields: Extensions, _body: bytes) -> bytes:
-        state = fields.get("state")
-        wanted = (state,) if state not in (None, "all") else ("prepared", "decided", "heuristic")[: 3 if state else 2]
-        listed = [
-            held.meta | {
-                "txid": txid, "state": held.state, "client": "test", "parts": [], "branches": held.branches,
-                "age_ms": self.clock.now_ms() - held.meta["prepared_ms"],
-                "owner_connected": self.owner_connected,
-                "owner_gone_ms": 0 if self.owner_connected else 5000,
-            }
-            for txid, held in self._held.items()
-            if held.state in wanted and self._concerns(held, fields.get("uuid"), fields.get("xid"))
-        ]  # fmt: skip
-        start = int(fields.get("after", 0))
-        end = start + fields.get("limit", 1000)
-        page = {"transactions": listed[start:end], "next": str(end) if end < len(listed) else None}
-        return json.dumps(page).encode() + b"\n"
+    def pump(self) -> None:
+        """Let the broker do all it has to."""
+        if self.clock.now_ms() - self.node.context.ticked_ms >= TICK_MS:
+            self.node.core.tick(self.clock.now_ms())
+        self.node.pump()
 
     # --- what tests look at ------------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, str]:
-        """Every transaction's state."""
-        return {txid: held.state for txid, held in self._held.items()}
+        """Every transaction's state, also after the client has let the broker forget it."""
+        state = self.node.state
+        outcomes = ((session.number, counter) for session in state.sessions.values() for counter in session.outcomes)
+        for name in (*state.transactions, *state.decisions.incomplete, *outcomes):
+            self._note(self._txid(name))
+        for txid in list(self._states):
+            self._note(txid)
+        return dict(self._states)
 
     def branches(self) -> dict[str, tuple[str, str]]:
         """State and deciding transaction of each branch of a transaction that another home decides."""
-        found = ((txid, held) for txid, held in self._held.items() if held.meta.get("kind") == "branch")
-        return {txid: (held.state, held.meta["of"]) for txid, held in found}
+        states = self.states()
+        return {txid: (states[txid], of) for txid, of in self._decided_by.items()}
 
     def homes_left(self) -> set[str]:
         """Branches at other homes that decisions here wait for."""
-        found = (held.homes for held in self._held.values() if held.state in _DECIDED)
-        return {txid for homes in found for txid, is_complete in homes.items() if not is_complete}
+        found = self.node.state.decisions.incomplete.values()
+        return {txid for decided in found for txid, is_complete in decided.homes.items() if not is_complete}
 
     def heuristics(self, txid: str) -> list[tuple[str, str]]:
         """The heuristic decisions that were reported: kind and reason."""
-        return self._held[txid].heuristics
+        facts = self.node.state.decisions.heuristics.get(TxId.parse(txid)[2:], ())
+        return [(fact["what"].removeprefix("heuristic-"), fact["reason"]) for fact in facts]
+
+    def messages(self, topic: str) -> list[Message]:
+        """The messages of a topic that readers see, partition by partition."""
+        node = self.node
+        numbers = sorted(int(number) for name, number in node.state.partitions if name == topic.encode())
+        return [message for number in numbers for message in node.messages(node.partition(topic, number))]
 
     def values(self, topic: str) -> list[bytes | None]:
-        """The messages of a topic that readers see, partition by partition."""
-        return [m.value for place, found in sorted(self.log.items()) if place[0] == topic for m in found]
+        """What these say."""
+        return [message.value for message in self.messages(topic)]
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """The newest fencing token of each database."""
+        return self.node.state.fencing_tokens.newest
+
+    def _note(self, txid: str) -> None:
+        """Keep what the broker knows of a transaction: it forgets the outcome when the client has seen it."""
+        if self._states.get(txid) in _ENDS:
+            return
+        try:
+            name = TxId.parse(txid)[2:]
+        except ValueError:  # the request is of something else
+            return
+        session = self.node.state.sessions.get(name[0])
+        found = TransactionState.NONE if session is None else state_of(self.node.context, session, name[1])
+        if found not in _UNSEEN:
+            self._states[txid] = found.value
+            transaction = self.node.state.transactions.get(name)
+            if transaction is not None and transaction.is_branch:
+                self._decided_by[txid] = transaction.meta["of"]
+
+    def _txid(self, name: tuple[int, int]) -> str:
+        identity = self.node.context.identity
+        return str(TxId(identity.cluster, identity.node, *name))
+
+    # --- the producer ------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, value: bytes, key: bytes | None = None, **_: Any) -> Any:
         """A producer's send inside a block."""
@@ -393,53 +311,15 @@ class SimulatedBroker:
         """To partition 0; with a key, to the one of its first byte modulo 2."""
         return key[0] % 2 if key else 0, (key, value, [], self.clock.now_ms())
 
-    # --- helpers -----------------------------------------------------------------------------------------------------
 
-    def _concerns(self, held: HeldTransaction, uuid: str | None, xid: str | None) -> bool:
-        if uuid is None:
-            return xid is None or held.meta.get("xid") == xid
-        incomplete = {branch["uuid"] for branch in held.branches if not branch["complete"]}
-        return uuid == held.meta["uuid"] or uuid in incomplete
+def _lone(topics: Sequence[str], request_size_bytes_max: int, home: int, clock: SimClock) -> Node:
+    node = Node(directory(CLUSTER, home), settings_of(request_size_bytes_max), clock=clock)
+    client: Client = node.connect()
+    for topic in topics:
+        assert client.ask("topic", "create", topic, extensions={"partitions": PARTITIONS}).code == 200
+    client.disconnect()
+    return node
 
-    def _is_own(self, txid: str) -> bool:
-        return TxId.parse(txid).home == self.home
 
-    def _list_homes(self, held: HeldTransaction, fields: Extensions) -> None:
-        if "homes" not in fields:
-            return
-        listed = fields["homes"].split(",")
-        if any(self._is_own(txid) for txid in listed):
-            raise BadRequestError("a branch of its own home")
-        held.homes, held.meta["homes"] = dict.fromkeys(listed, False), listed
-
-    def _require(self, held: HeldTransaction, state: str) -> None:
-        if held.state != state:
-            raise TransactionConflictError(f"it is {held.state}")
-
-    def _add_all(self, held: HeldTransaction, fields: Extensions, body: bytes) -> None:
-        expected = tuple(fields.get(name, 0) for name in ("parts", "bytes", "crc"))
-        if expected != (held.streamed.parts, held.streamed.size_bytes, held.streamed.checksum):
-            raise TransactionConflictError("streamed otherwise")
-        for part in parse_parts(body[fields.get("offsets", 0) :]):
-            self._add(held, part.topic, part.partition, part.batch, part.topic_id)
-
-    def _add(self, held: HeldTransaction, topic: str, partition: int, batch: bytearray, topic_id: int) -> None:
-        if topic not in self.topic_ids:
-            raise UnknownTopicError(topic)
-        if topic_id not in (0, self.topic_ids[topic]):
-            raise StaleTopicError(f"topic {topic!r} has id {self.topic_ids[topic]} now, not {topic_id}")
-        number, count = self._slots
-        if partition % count != number:
-            raise NotOwnerError(f"another home owns partition {partition} of {topic}")
-        held.parts.append((topic, partition, batch))
-
-    def _assign(self, topic: str, partition: int, batch: bytearray) -> bytes:
-        base = self._assigned[topic, partition] = max(self._assigned[topic, partition], len(self.log[topic, partition]))
-        count = len(decode(batch, topic, partition))
-        self._assigned[topic, partition] += count
-        return encode_result_line(topic, partition, base, count)
-
-    def _append(self, topic: str, partition: int, batch: bytearray) -> bytes:
-        place, base = self.log[topic, partition], len(self.log[topic, partition])
-        place.extend(decode(batch, topic, partition))
-        return encode_result_line(topic, partition, base, len(place) - base)
+def _straight(_sent: Sent, take: Callable[[], Reply]) -> Reply:
+    return take()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from tools.simulated.clock import SimClock
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
@@ -28,32 +28,73 @@ def lost(*, is_executed: bool) -> Fault:
     return Fault(ConnectionLostError("planned"), is_executed)
 
 
-class FakeReply:
-    """An answer that is there already, or the mishap in its place.
+class Reply(Protocol):
+    """``Answer``, and whether the request was written."""
 
-    Attributes:
-        done: see ``Answer``.
-        is_lost_unsent: the connection ended before the request.
-    """
-
-    def __init__(self, body: bytes, error: TxmqError | None, *, is_lost_unsent: bool = False) -> None:
-        self._body, self._error, self.is_lost_unsent = body, error, is_lost_unsent
-        self.done = True
+    @property
+    def done(self) -> bool:
+        """See ``Answer``."""
 
     def look(self) -> None:
         """See ``Answer``."""
 
     def sent(self) -> Self:
         """Itself; raises if the connection ended before the request."""
-        if self.is_lost_unsent:
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """See ``Answer``."""
+
+
+class GivenReply:
+    """An answer that is there, or a mishap in its place."""
+
+    def __init__(self, answer: bytes | BaseException, *, is_lost_unsent: bool = False) -> None:
+        self._answer, self._is_lost_unsent = answer, is_lost_unsent
+
+    @property
+    def done(self) -> bool:
+        """See ``Answer``."""
+        return True
+
+    def look(self) -> None:
+        """See ``Answer``."""
+
+    def sent(self) -> Self:
+        """See ``Reply``."""
+        if self._is_lost_unsent:
             raise ConnectionLostError("planned")
         return self
 
     def result(self, timeout: float | None = None) -> bytes:
-        """The answer's body."""
-        if self._error is not None:
-            raise self._error
-        return self._body
+        """See ``Answer``."""
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        return self._answer
+
+
+class WatchedReply:
+    """An answer; ``before`` is called with the time that somebody is about to wait for it."""
+
+    def __init__(self, reply: Reply, before: Callable[[float | None], object]) -> None:
+        self._reply, self._before = reply, before
+
+    @property
+    def done(self) -> bool:
+        """See ``Answer``."""
+        return self._reply.done
+
+    def look(self) -> None:
+        """See ``Answer``."""
+
+    def sent(self) -> Self:
+        """See ``Reply``."""
+        self._reply.sent()
+        return self
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """See ``Answer``."""
+        self._before(timeout)
+        return self._reply.result()
 
 
 class Holding:
@@ -71,7 +112,7 @@ class Holding:
         self.replies: list[HeldReply] = []
         self.answers_waits = False
 
-    def reply(self, execute: Callable[[], FakeReply]) -> HeldReply:
+    def reply(self, execute: Callable[[], Reply]) -> HeldReply:
         """Hold a request."""
         self.replies.append(HeldReply(execute, self._wait))
         return self.replies[-1]
@@ -90,7 +131,7 @@ class Holding:
             reply.let_go()
 
 
-class HeldReply(FakeReply):
+class HeldReply:
     """An answer that comes later.
 
     Args:
@@ -98,23 +139,34 @@ class HeldReply(FakeReply):
         wait: somebody waits, so many seconds.
     """
 
-    def __init__(self, execute: Callable[[], FakeReply], wait: Callable[[float], None]) -> None:
-        super().__init__(b"", None)
-        self.done, self._execute, self._wait = False, execute, wait
+    def __init__(self, execute: Callable[[], Reply], wait: Callable[[float], None]) -> None:
+        self._execute, self._wait = execute, wait
+        self._made: Reply | None = None
+
+    @property
+    def done(self) -> bool:
+        """See ``Answer``."""
+        return self._made is not None and self._made.done
+
+    def look(self) -> None:
+        """See ``Answer``."""
+
+    def sent(self) -> Self:
+        """See ``Reply``."""
+        return self
 
     def let_go(self) -> None:
         """Carry it out, and answer."""
-        made = self._execute()
-        self._body, self._error, self.done = made._body, made._error, True  # noqa: SLF001
+        self._made = self._execute()
 
     def fail(self, error: TxmqError) -> None:
         """It is not carried out, and this is what the client sees."""
-        self._error, self.done = error, True
+        self._made = GivenReply(error)
 
     def result(self, timeout: float | None = None) -> bytes:
         """The answer's body; in vain the wait turns the clock."""
-        if not self.done:
+        if self._made is None:
             self._wait(timeout or 0.0)
-        if not self.done:
+        if self._made is None:
             raise RequestTimeoutError("planned")
-        return super().result(timeout)
+        return self._made.result(timeout)

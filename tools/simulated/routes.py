@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from txmq.client.transport.session import ClientSession
 from txmq.errors import ConnectionLostError, PartialResultError, RequestTimeoutError, UnavailableError
+
+if TYPE_CHECKING:
+    from tools.simulated.broker import SimulatedBroker
 
 T = TypeVar("T")
 
 
-class Home(Protocol):
-    """A home broker in memory, as far as routes see it."""
-
-    is_away: bool
-    timeout: float
-    topic_ids: dict[str, int]
-    session: ClientSession
-
-
-HomeT = TypeVar("HomeT", bound=Home)
-
-
-class SimulatedRoutes(Generic[HomeT]):
+class SimulatedRoutes:
     """As ``Routes``."""
 
-    def __init__(self, *homes: HomeT) -> None:
+    def __init__(self, *homes: SimulatedBroker) -> None:
         self._homes = homes
         self.is_lone = len(homes) == 1
         self._topic_ids: dict[str, int] = {}
         self.likely_home: int | None = None
 
-    def link_for(self, topic: str, partition: int) -> HomeT:
+    def link_for(self, topic: str, partition: int) -> SimulatedBroker:
         """The partition's home."""
         return self._homes[partition % len(self._homes)]
 
-    def link_of_home(self, home: int) -> HomeT:
+    def link_of_home(self, home: int) -> SimulatedBroker:
         """The home of that id."""
-        return next((broker for broker in self._homes if broker.session.home == home), self._homes[0])
+        return next((broker for broker in self._homes if broker.home == home), self._homes[0])
 
-    def any_link(self) -> HomeT:
+    def any_link(self) -> SimulatedBroker:
         """The first that is there."""
         return next((broker for broker in self._homes if not broker.is_away), self._homes[0])
 
@@ -48,13 +38,16 @@ class SimulatedRoutes(Generic[HomeT]):
         """As told when it was first asked for."""
         if self.is_lone:
             return 0
-        return self._topic_ids.setdefault(topic, self._homes[0].topic_ids.get(topic, 0))
+        if topic not in self._topic_ids:
+            found = self._homes[0].node.state.topics.find(topic)
+            self._topic_ids[topic] = 0 if found is None else found.topic_id
+        return self._topic_ids[topic]
 
     def forget_topics(self) -> None:
         """As of ``Routes``."""
         self._topic_ids.clear()
 
-    def links(self) -> Sequence[HomeT]:
+    def links(self) -> Sequence[SimulatedBroker]:
         """All of them."""
         return self._homes
 

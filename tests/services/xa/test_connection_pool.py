@@ -29,8 +29,7 @@ class PooledOrders(MySQLOrders):
 
     def order(self, number: int, meanwhile: Callable[[], object] = lambda: None) -> None:
         """A row, and its message."""
-        home = SimulatedBroker()
-        home.session = home._new_session(number)
+        home = SimulatedBroker(home=number)
         with Transaction(home, home, (self.last,), 30.0) as tx:
             tx.connection(self.last).cursor().execute("INSERT INTO orders VALUES (%s, 'x')", (number,))
             meanwhile()

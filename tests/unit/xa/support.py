@@ -54,7 +54,7 @@ class LastResourceFixture:
         opened: every connection the application was given.
     """
 
-    def __init__(self, folder: Path, request_size_bytes_max: int = 1 << 20) -> None:
+    def __init__(self, folder: Path, request_size_bytes_max: int = 64 << 10) -> None:
         self.path = folder / "orders.db"
         self.home = SimulatedBroker(request_size_bytes_max=request_size_bytes_max)
         self.opened: list[Connection] = []
@@ -119,12 +119,16 @@ class LastResourceFixture:
 
     def die(self) -> None:
         """The process ends: its connections are lost, to the database and to the broker."""
+        self.lose_database()
+        self.home.owner_dies()
+
+    def lose_database(self) -> None:
+        """The process lives, and its connections to the database are lost."""
         for connection in self.opened:
             connection.close()
         self.opened.clear()
         self.resource.close()
         self.resource.turns.renew()
-        self.home.owner_connected = False
 
     def resolver(self, resource: LastResource | None = None) -> Resolver:
         """A resolver in another process, unless the resource is one of this one."""
@@ -135,7 +139,7 @@ class LastResourceFixture:
     def heal(self) -> None:
         """Everything works again, the owner has gone; resolve what is left."""
         self.home.faults.clear()
-        self.home.owner_connected = False
+        self.home.owner_dies()
         self.home.pending_commits.settle()
         resolver = Resolver(self.home, [self.resource])
         resolver.run_once()
@@ -184,11 +188,12 @@ def quiet_resolver(monkeypatch: pytest.MonkeyPatch) -> Quiet:
     return quiet
 
 
-def abandon(world: LastResourceFixture, value: bytes, point: str = "client.tx.prepared") -> str:
-    """A transaction whose process died at a point; its id."""
+def abandon(world: LastResourceFixture, value: bytes, point: str = "client.tx.prepared", *, dies: bool = True) -> str:
+    """A transaction whose process died at a point, or (not ``dies``) stands still there; its id."""
     known = set(world.home.states())
     with crash_at(point), pytest.raises(SimulatedCrash):
         world.order(value)
-    world.die()
+    if dies:
+        world.die()
     (txid,) = set(world.home.states()) - known
     return txid

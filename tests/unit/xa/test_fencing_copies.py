@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def resolve(world: LastResourceFixture, path: Path | None = None, rounds: int = 
     problems = [error for _, error in resolver.problems()]
     resolver.close()
     return problems[0] if problems else None
+
+
+def another_goes_on(world: LastResourceFixture) -> None:
+    """A copy that is nowhere to be seen has drawn."""
+    uuid = world.resource.uuid or ""
+    after = {"after": world.home.tokens[uuid]} if uuid in world.home.tokens else {}
+    world.home.call("token", uuid, "f" * 32, extensions=after)
 
 
 def copied_and_gone_on(world: LastResourceFixture) -> Path:
@@ -90,9 +98,13 @@ def test_a_committed_marker_proves_a_commit_wherever_it_is(world: LastResourceFi
     absent = [abandon(world, b"%d" % number) for number in range(5)]
     committed = abandon(world, b"left", "client.tx.db_committed")
     late = copied(world, "late.db")
-    world.home.tokens[world.resource.uuid or ""] = "f" * 32  # another one has gone on
+    another_goes_on(world)
     resolve(world, late)
-    assert world.home.states() == dict.fromkeys(absent, "prepared") | {committed: "committed"}
+    assert "commit" in world.home.requests
+    assert world.home.states() == dict.fromkeys([*absent, committed], "prepared"), "it waits for its turn"
+    for txid in absent:
+        world.home.call("rollback", txid)
+    assert world.home.states()[committed] == "committed"
 
 
 def test_a_rolled_back_marker_proves_nothing_in_a_copy(world: LastResourceFixture) -> None:
@@ -159,11 +171,11 @@ def test_resolver_asks_the_file_that_stands_there_now(world: LastResourceFixture
 def test_older_broker_rolls_nothing_back_until_adopted(world: LastResourceFixture) -> None:
     """What it lists was committed long ago, and its marker has gone."""
     resolve(world)
-    txid, before = abandon(world, b"left"), dict(world.home.tokens)
+    txid, older = abandon(world, b"left"), deepcopy(world.home.node.disk)
     resolve(world)
     resolve(world)
-    world.home.tokens = before
-    world.home._held[txid].state = "prepared"
+    world.home.put_back(older.kill())
+    world.home.clock.advance(5.0)
     with world.outside() as connection:
         connection.execute("DELETE FROM txmq_marker")
     assert isinstance(resolve(world), StrangeServerError)
@@ -237,7 +249,7 @@ def test_owner_that_finds_no_marker_draws_a_token(world: LastResourceFixture) ->
 
 def test_owner_in_a_copy_learns_nothing_from_it(world: LastResourceFixture) -> None:
     resolve(world)
-    world.home.tokens[world.resource.uuid or ""] = "f" * 32
+    another_goes_on(world)
     with pytest.raises(OutcomeUnknownError):
         lost_before_commit(world)
     assert "rolled-back" not in world.home.states().values()

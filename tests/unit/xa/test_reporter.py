@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,7 @@ from .xa_support import Prepared, XAFixture
 def hang(world: XAFixture, counter: int = 1, overdue_ms: int = -30_000) -> str:
     """A branch that is prepared in the first database, of an owner that is connected and has not decided."""
     home, database = world.home.session, world.databases[0]
-    txid = str(TxId(home.cluster, home.home, 7, counter))
+    txid = str(TxId(home.cluster, home.home, home.id, counter))
     bqual = encode_bqual(Bqual(database.uuid, world.home.clock.now_ms() - overdue_ms, 1))
     database.prepared[Xid(FORMAT_ID, txid.encode(), bqual)] = Prepared([b"x"], txid, None)
     return txid
@@ -30,8 +31,8 @@ def hang(world: XAFixture, counter: int = 1, overdue_ms: int = -30_000) -> str:
 
 def told(world: XAFixture | LastResourceFixture) -> list[dict[str, Any]]:
     """The reports since the last look."""
-    found = [body for _, body in world.home.reports]
-    world.home.reports.clear()
+    found = [json.loads(sent.body) for sent in world.home.sent if sent.verb == "resource"]
+    world.home.sent.clear()
     return found
 
 

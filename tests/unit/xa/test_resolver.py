@@ -8,19 +8,18 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.crash_points import at_moment, crash_at
 from tests.logged import said
 from tools.simulated.clock import SimClock
-from tools.simulated.faults import Fault, lost
+from tools.simulated.connection import Sent
+from tools.simulated.faults import Fault, Reply, WatchedReply, lost
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
     NeverIssuedError,
-    RequestTimeoutError,
     TransactionConflictError,
     TransactionStateError,
     TxmqError,
@@ -94,8 +93,8 @@ def test_transaction_is_due_if_its_owner_or_deadline_is_gone(
 
 
 def test_an_owner_that_lives_is_left_alone_until_its_deadline(world: LastResourceFixture) -> None:
-    txid = abandon(world, b"x")
-    world.home.owner_connected = True
+    txid = abandon(world, b"x", dies=False)
+    world.lose_database()
     assert world.resolver().run_once() == 0
     assert world.home.states()[txid] == "prepared"
     world.home.clock.advance(31.0)
@@ -139,7 +138,7 @@ def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: LastR
         held.extend(world.home.states())
         owner = world.opened[-1]
         owner.rollback()
-        world.home.owner_connected = False
+        world.home.owner_dies()
         assert world.resolver().run_once() == 1
         owner.execute("BEGIN IMMEDIATE")
 
@@ -149,57 +148,33 @@ def test_an_owner_that_comes_back_behind_the_resolver_cannot_commit(world: LastR
     world.check()
 
 
-def test_commits_are_all_sent_before_one_is_waited_for(
-    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commits_are_all_sent_before_one_is_waited_for(world: LastResourceFixture) -> None:
     """A commit may wait at the broker for an earlier one of the same rows."""
     for number in range(3):
         abandon(world, b"%d" % number, "client.tx.db_committed")
     said: list[str] = []
-    submit: Callable[..., Any] = world.home.submit
 
-    def noting(verb: str, *arguments: Any, **named: Any) -> Any:
-        reply = submit(verb, *arguments, **named)
-        if verb == "commit":
+    def noting(sent: Sent, take: Callable[[], Reply]) -> Reply:
+        reply = take()
+        if sent.verb == "commit":
             said.append("sent")
-            result = reply.result
-
-            def waited(timeout: float | None = None) -> bytes:
-                said.append("waited")
-                return bytes(result(timeout))
-
-            reply.result = waited
+            return WatchedReply(reply, lambda _timeout: said.append("waited"))
         return reply
 
-    monkeypatch.setattr(world.home, "submit", noting)
+    world.home.intercept = noting
     assert world.resolver().run_once() == 3
     assert said == ["sent"] * 3 + ["waited"] * 3
 
 
-def test_commit_that_waits_for_its_turn_holds_up_no_round(
-    world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_that_waits_for_its_turn_holds_up_no_round(world: LastResourceFixture) -> None:
+    earlier = world.home.prepare_earlier("orders", world.resource.uuid or "")
     abandon(world, b"x", "client.tx.db_committed")
-    sent = list[Any]()
-    submit: Callable[..., Any] = world.home.submit
-
-    def late(timeout: float | None = None) -> bytes:
-        assert timeout is not None, "a round waits as long as the broker likes"
-        raise RequestTimeoutError("not its turn")
-
-    def noting(verb: str, *arguments: Any, **named: Any) -> Any:
-        reply = submit(verb, *arguments, **named)
-        if verb == "commit":
-            sent.append((reply, reply.result))
-            reply.result = late
-        return reply
-
-    monkeypatch.setattr(world.home, "submit", noting)
+    world.home.requests.clear()
     resolver = world.resolver()
     assert [resolver.run_once() for _ in range(2)] == [0, 0]
-    ((reply, reply.result),) = sent
+    earlier()
     assert resolver.run_once() == 1
-    assert len(sent) == 1
+    assert world.home.requests.count("commit") == 1
     world.check()
 
 
@@ -217,13 +192,11 @@ def test_commit_that_waits_for_its_turn_holds_up_no_round(
         {"uuid": "f" * 32},
     ],
 )
-def test_what_is_not_ours_is_not_touched(
-    world: LastResourceFixture, change: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_ours_is_not_touched(world: LastResourceFixture, change: dict[str, str]) -> None:
     abandon(world, b"x")
     listed = json.loads(world.home.call("recover", timeout=1.0, extensions={"uuid": world.resource.uuid}))
     listed["transactions"][0].update(change)
-    monkeypatch.setattr(world.home, "_recover", lambda *_: json.dumps(listed).encode())
+    world.home.stand_in("recover", lambda _: json.dumps(listed).encode())
     world.home.requests.clear()
     assert world.resolver().run_once() == 0
     assert (set(world.home.requests), world.markers()) == ({"recover", "resource", "token"}, {})

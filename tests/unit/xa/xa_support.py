@@ -371,10 +371,14 @@ class XAFixture:
 
     def die(self) -> None:
         """The client's process ends: sessions, and the connection to the broker."""
+        self.end_sessions()
+        self.home.owner_dies()
+
+    def end_sessions(self) -> None:
+        """The connections to the databases are lost."""
         for database in self.databases:
             for session in list(database.sessions):
                 database.end_session(session)
-        self.home.owner_connected = False
 
     def resolver(self) -> Resolver:
         """One of another process."""

@@ -62,9 +62,7 @@ class Shop:
         self.opened.clear()
         self.resource.close()
         self.resource.turns.renew()
-        for home in self.cluster.homes:
-            home.connection_ends()
-            home.owner_connected = False
+        self.cluster.owner_dies()
 
     def resolve(self, resource: LastResource | None = None) -> set[str]:
         """A round of a resolver, of another process unless its resource is given."""

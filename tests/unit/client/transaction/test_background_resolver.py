@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from tests.unit.xa.xa_support import XAFixture
-from tools.simulated.faults import FakeReply
+from tools.simulated.faults import GivenReply
 from txmq.client.transaction import background_resolver as module
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.xa.resolver import Resolver
@@ -71,7 +71,7 @@ def test_forked_child_begins_with_what_its_parent_has_added(processes: Processes
 
 
 def test_child_that_closes_does_not_wait_for_its_parents_answers(processes: Processes) -> None:
-    class Parents(FakeReply):
+    class Parents(GivenReply):
         done = False
 
         def result(self, timeout: float | None = None) -> bytes:
@@ -81,7 +81,7 @@ def test_child_that_closes_does_not_wait_for_its_parents_answers(processes: Proc
     world = XAFixture("a")
     background = BackgroundResolver(world.home)
     background.add(world.resources[0])
-    background.completed(world.resources[0], "txid", Parents(b"", None))
+    background.completed(world.resources[0], "txid", Parents(b""))
     processes.current = 2
     background.stop()
     processes.current = 1

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chains import has_circle
 from tools.simulated.broker import SimulatedBroker
-from tools.simulated.faults import Fault, lost
+from tools.simulated.faults import Fault, Reply, lost
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
@@ -62,7 +62,7 @@ def test_one_request_carries_all_topics_and_results_keep_sending_order(home: Sim
         ("orders", 0, 0), ("audit", 0, 0), ("orders", 1, 0), ("orders", 0, 1),
     ]  # fmt: skip
     assert tx.pending == ()
-    assert {message.txid for found in home.log.values() for message in found} == {tx.txid}
+    assert {message.txid for message in home.messages("orders")} == {tx.txid}
 
 
 def test_an_empty_transaction_sends_nothing_and_is_committed(home: SimulatedBroker) -> None:
@@ -175,7 +175,7 @@ def test_lost_outcome_is_asked_later_and_no_longer_holds_floor(home: SimulatedBr
     assert home.session.known_outcome(1) is (Outcome.COMMITTED if is_executed else Outcome.ROLLED_BACK)
     assert home.values("orders") == [b"1"] * is_executed + [b"2"] * 2
     with pytest.raises(TransactionConflictError) if not is_executed else nullcontext():
-        home.call("commit", lost_one.txid, timeout=1.0)  # fenced: what never arrived must not arrive now
+        home.call("commit", lost_one.txid, body=())  # fenced: what never arrived must not arrive now
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
@@ -188,7 +188,7 @@ def test_answer_to_commit_that_cannot_be_read_is_asked_about(home: SimulatedBrok
     assert home.values("orders") == [b"1"] * is_executed
     if not is_executed:
         with pytest.raises(TransactionConflictError):
-            home.call("commit", tx.txid, timeout=1.0)
+            home.call("commit", tx.txid, body=())
 
 
 def test_interrupted_commit_is_asked_for(home: SimulatedBroker) -> None:
@@ -214,14 +214,15 @@ def test_a_deadline_that_passed_in_the_body_sends_nothing(home: SimulatedBroker)
 def test_broker_that_cannot_be_reached_at_all_is_rollback(
     home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, reached = home.clock.monotonic(), home.reach
+    assert home.session.finished_through == 0  # it is connected
+    began, reached = home.clock.monotonic(), home.control.reach
 
     def away_behind_it(deadline: float) -> None:
         reached(deadline)
         home.is_away = True
 
     with pytest.raises(BrokerAwayError) as caught, block(home, 500.0) as tx:
-        monkeypatch.setattr(home, "reach", away_behind_it)
+        monkeypatch.setattr(home.control, "reach", away_behind_it)
         tx.send("orders", b"1")
     assert isinstance(caught.value, RolledBackError)
     assert (tx.outcome, home.clock.monotonic() - began) == (Outcome.ROLLED_BACK, AWAY_S_MAX)
@@ -286,11 +287,11 @@ def test_a_refusal_that_cannot_be_fenced_is_unknown(home: SimulatedBroker) -> No
         tx.send("orders", b"1")
 
 
-def test_an_interrupt_in_the_commit_is_not_a_rollback(home: SimulatedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
+def test_an_interrupt_in_the_commit_is_not_a_rollback(home: SimulatedBroker) -> None:
+    def interrupted(*_: object) -> Reply:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(home, "submit", interrupted)
+    home.intercept = interrupted
     with pytest.raises(KeyboardInterrupt), block(home) as tx:
         tx.send("orders", b"1")
     assert tx.outcome is Outcome.UNKNOWN

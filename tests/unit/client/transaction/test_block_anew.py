@@ -40,8 +40,7 @@ def shop(tmp_path: Path, cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPa
 
 
 def create_anew(cluster: SimulatedCluster) -> None:
-    for home in cluster.homes:
-        home.topic_ids["orders"] = 3
+    cluster.recreate("orders")
 
 
 def _refused(cluster: SimulatedCluster, keys: tuple[bytes, ...], *resources: Any, value: bytes = b"1") -> None:
@@ -72,8 +71,11 @@ def test_local_transaction_is_refused_whole(cluster: SimulatedCluster, keys: tup
 
 
 @pytest.mark.parametrize("keys", [(B,), (A, B)])
-def test_large_transaction_is_refused_by_its_parts(cluster: SimulatedCluster, keys: tuple[bytes, ...]) -> None:
-    _refused(cluster, keys, value=bytes(2 << 20))
+def test_large_transaction_is_refused_by_its_parts(
+    cluster: SimulatedCluster, keys: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.client.transaction.block._STREAM_AT_BYTES", 50_000)
+    _refused(cluster, keys, value=bytes(20_000))
 
 
 @pytest.mark.parametrize("keys", [(A,), (A, B)])
@@ -95,7 +97,7 @@ def test_last_resource_rolls_its_rows_back(shop: Shop, cluster: SimulatedCluster
         shop.order(b"refused", *keys)
     shop.order(b"again", *keys)
     assert shop.rows() == [b"before", b"again"]
-    assert cluster.values("orders") == [b"before", b"again"] * len(keys)
+    assert cluster.values("orders") == [b"again"] * len(keys), "the topic was deleted with its messages"
 
 
 def test_half_message_is_refused_before_its_block(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,13 +115,13 @@ def test_half_message_is_refused_before_its_block(cluster: SimulatedCluster, mon
 def _ended(resource: BrokerXAResource, cluster: SimulatedCluster, xid: Xid) -> None:
     resource.start(xid)
     _join(cluster, B)
-    create_anew(cluster)
     resource.end(xid)
 
 
 def test_external_branch_votes_no(cluster: SimulatedCluster) -> None:
     resource, xid = BrokerXAResource(cluster, 30.0), Xid(7, b"global", b"branch")
     _ended(resource, cluster, xid)
+    create_anew(cluster)
     with pytest.raises(XAError) as refused:
         resource.prepare(xid)
     assert refused.value.xa_code is XACode.XA_RBOTHER

@@ -124,19 +124,21 @@ def test_parts_that_were_streamed_are_withdrawn_from_their_home(
     def link_for(*_slot: object) -> NoReturn:
         raise RequestTimeoutError("no answer in time")
 
+    monkeypatch.setattr("txmq.client.transaction.block._STREAM_AT_BYTES", 50_000)
     with pytest.raises(TransactionTimeoutError), block(cluster) as tx:
         for _ in range(9):
-            tx.send("orders", bytes(1 << 20), key=key)
+            tx.send("orders", bytes(10_000), key=key)
         assert "put" in cluster.homes[key[0]].requests
         monkeypatch.setattr(cluster.routes, "link_for", link_for)
     assert cluster.homes[key[0]].requests[-1] == "rollback"
     assert tx.outcome is Outcome.ROLLED_BACK
 
 
-def test_large_block_streams_to_its_home(cluster: SimulatedCluster) -> None:
+def test_large_block_streams_to_its_home(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.client.transaction.block._STREAM_AT_BYTES", 50_000)
     with block(cluster) as tx:
         for _ in range(9):
-            tx.send("orders", bytes(1 << 20), key=C)
+            tx.send("orders", bytes(10_000), key=C)
     assert set(cluster.homes[2].requests) == {"put", "commit"}
     assert len(cluster.homes[2].values("orders")) == 9
 
@@ -187,8 +189,7 @@ def test_resolver_finishes_what_is_in_doubt_at_any_home(shop: Shop, cluster: Sim
         connection.close()
     shop.resource.close()
     shop.resource.turns.renew()
-    for home in cluster.homes:
-        home.owner_connected = False
+    cluster.owner_dies()
     resolver = Resolver(cluster, [shop.new_resource()], cluster.clock)
     assert len(resolver.round()) == 2
     resolver.close()
@@ -244,8 +245,7 @@ def test_branches_of_every_home_are_finished_by_one_resolver(
     cluster.homes[0].is_away = False
     for session in list(database.sessions):
         database.end_session(session)
-    for home in cluster.homes:
-        home.owner_connected = False
+    cluster.owner_dies()
     resolver = Resolver(cluster, [FakeResource(database)], cluster.clock)
     assert len(resolver.round()) == 2
     assert (database.rows, database.prepared, cluster.values("orders")) == ([b"1"], {}, [b"1"])
@@ -344,6 +344,7 @@ def test_check_backs_of_every_home_are_answered(cluster: SimulatedCluster) -> No
     group = CheckBacks(cluster, "g", lambda _: Resolution.COMMIT)
     for number in range(3):
         half(cluster, group, number)
+    cluster.clock.advance(31.0)  # their deadline has passed
     assert group.poll() == 3
     assert cluster.values("orders") == [b"v"] * 3
 

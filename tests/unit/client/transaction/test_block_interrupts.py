@@ -111,7 +111,7 @@ def _sweep_xa(monkeypatch: pytest.MonkeyPatch, first: int, struck: Struck) -> in
         monkeypatch.setattr(block, "resolver_of", lambda _client, notes=notes: notes)
         is_struck = struck(number, world.block(), partial(world.insert, value=b"1"))
         assert all(branch.is_over for resource in world.resources for branch in resource.branches), number
-        world.home.owner_connected = False
+        world.home.owner_dies()
         world.resolver().run_once()
         world.check()
         notes.resolver.close()

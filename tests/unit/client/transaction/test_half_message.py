@@ -12,7 +12,8 @@ from tests.crash_points import crash_at
 from tests.logged import said
 from tools.simulated.broker import SimulatedBroker
 from tools.simulated.cluster import SimulatedCluster
-from tools.simulated.faults import Fault, lost
+from tools.simulated.connection import Sent
+from tools.simulated.faults import Fault, GivenReply, Reply, lost
 from txmq.client.transaction.checker import CheckBacks, CheckRequest
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.errors import (
@@ -48,6 +49,11 @@ class Group:
         self.asked.append(half)
         resolution: Resolution = self.answer(half)
         return resolution
+
+    def poll(self) -> int:
+        """Ask for what is due when the next check-back of each is."""
+        self.home.clock.advance(61.0)
+        return self.group.poll()
 
     def half(self, value: bytes = b"v", timeout: float = 30.0) -> HalfMessage:
         record = (b"42", value, [(TAG_HEADER, b"T"), ("h", b"x")], 1_700_000_000_000)
@@ -190,7 +196,7 @@ def test_a_commit_behind_a_durable_rollback_raises(home: SimulatedBroker, group:
 
 def test_a_rollback_behind_a_durable_commit_raises(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
-    home.call("commit", half.txid, timeout=1.0)
+    home.call("commit", half.txid, body=())
     with pytest.raises(HeuristicCommitError):
         half.rollback()
     assert half.outcome is Outcome.COMMITTED
@@ -213,7 +219,7 @@ def test_ctrl_c_while_broker_is_told_does_not_undo_decision(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(home, "call", interrupt)
+        patch.setattr(home.control, "call", interrupt)
         with pytest.raises(KeyboardInterrupt):
             half.commit()
     group.group.report_decisions()
@@ -226,14 +232,14 @@ def test_whoever_dies_another_member_decides(home: SimulatedBroker, group: Group
         group.answer = lambda _: COMMIT
         group.half()
         with crash_at(point), pytest.raises(SimulatedCrash):
-            group.group.poll()
+            group.poll()
     else:
         with crash_at(point), pytest.raises(SimulatedCrash), group.half():
             pass
     assert list(home.states().values()) == ["prepared"]
     other = Group(home)
     other.answer = lambda _: COMMIT
-    other.group.poll()
+    other.poll()
     assert home.values("orders") == [b"v"]
 
 
@@ -244,7 +250,7 @@ def test_a_member_answers_for_an_owner_that_is_gone(home: SimulatedBroker, group
     mine, yours = group.half(b"mine"), group.half(b"yours")
     other = Group(home)
     other.answer = lambda half: COMMIT if half.value == b"mine" else ROLLBACK
-    assert other.group.poll() == 2
+    assert other.poll() == 2
     assert (home.states(), home.values("orders")) == ({mine.txid: "committed", yours.txid: "rolled-back"}, [b"mine"])
     [first, _] = other.asked
     assert (first.txid, first.attempt, first.key, first.message.tag) == (mine.txid, 1, b"42", "T")
@@ -254,12 +260,12 @@ def test_a_member_answers_for_an_owner_that_is_gone(home: SimulatedBroker, group
 def test_a_thousand_times_unknown_never_drops_it(home: SimulatedBroker, group: Group) -> None:
     half = group.half()
     for _ in range(1000):
-        assert group.group.poll() == 1
+        assert group.poll() == 1
     assert home.states() == {half.txid: "prepared"}
     assert [asked.attempt for asked in group.asked] == list(range(1, 1001))
     group.answer = lambda _: COMMIT
-    group.group.poll()
-    assert (home.values("orders"), group.group.poll()) == ([b"v"], 0)
+    group.poll()
+    assert (home.values("orders"), group.poll()) == ([b"v"], 0)
 
 
 @pytest.mark.parametrize("answer", [None, True, "commit"])
@@ -268,7 +274,7 @@ def test_no_resolution_is_unknown_and_logged(
 ) -> None:
     half = group.half()
     group.answer = lambda _: answer
-    group.group.poll()
+    group.poll()
     assert home.states() == {half.txid: "prepared"}
     assert said(caplog)[0]["event"] == "the checker answered no Resolution"
 
@@ -284,7 +290,7 @@ def test_a_checker_that_raises_has_said_unknown_and_is_logged(
         raise kind("mine")
 
     group.answer = fail
-    assert group.group.poll() == 1
+    assert group.poll() == 1
     trace = caplog.records[0].exc_info
     [line] = said(caplog)
     assert (line["event"], line["txid"], line["level"]) == ("the checker failed", half.txid, "error")
@@ -298,10 +304,10 @@ def test_an_answer_that_cannot_be_delivered_is_asked_for_again(home: SimulatedBr
     group.half()
     group.answer = lambda _: COMMIT
     home.faults["commit"].extend([lost(is_executed=False)] * 3)
-    group.group.poll()
+    group.poll()
     assert home.values("orders") == []
     home.faults["commit"].clear()
-    group.group.poll()
+    group.poll()
     assert (home.values("orders"), len(group.asked)) == ([b"v"], 2)
 
 
@@ -315,20 +321,23 @@ def test_late_checker_settles_nothing_and_logs_it(
         return ROLLBACK
 
     group.answer = late
-    group.group.poll()
+    group.poll()
     assert home.values("orders") == [b"v"]
     assert said(caplog)[0]["event"] == "a half message was decided otherwise before"
 
 
 def test_unreadable_half_message_does_not_delay_the_others(
-    home: SimulatedBroker, group: Group, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: SimulatedBroker, group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
     sound = group.half(b"sound")
     deleted = encode_half(DueHalf("c-a-7-9", 1, 5, ()))  # its topic is gone
-    answer = home._checks("g", {"limit": 10}, b"")
-    monkeypatch.setattr(home, "_checks", lambda *_: deleted + answer)
+
+    def with_deleted(sent: Sent, take: Callable[[], Reply]) -> Reply:
+        return GivenReply(deleted + take().result()) if sent.verb == "checks" else take()
+
+    home.intercept = with_deleted
     group.answer = lambda _: COMMIT
-    assert group.group.poll() == 2
+    assert group.poll() == 2
     assert (home.states()[sound.txid], len(group.asked)) == ("committed", 1)
     assert said(caplog)[0]["event"] == "a half message cannot be read"
 
@@ -350,16 +359,12 @@ def test_half_that_waits_for_place_holds_its_partition() -> None:
     cluster = SimulatedCluster(2)
     home = cluster.homes[0]
     group = Group(cluster)
-    half, commit = group.half(), home._commit
-    answers = [b"orders 0 - 1\n"]
-
-    def places_late(txid: str, fields: Any, body: bytes) -> bytes:
-        return answers.pop() if answers else commit(txid, fields, body)
-
-    home._commit = places_late  # type: ignore[method-assign]
+    earlier = home.prepare_earlier("orders")
+    half = group.half()
     half.commit()
     commits = home.pending_commits
     assert (half.outcome, half.pending, commits.holds(("orders", 0))) == (Outcome.COMMITTED, (), True)
     assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
+    earlier()
     assert (half.result.status, half.result.offset) == (SendStatus.ACKNOWLEDGED, 0)
     assert (bool(commits), home.session.finished_through) == (False, 1)

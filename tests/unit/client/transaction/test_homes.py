@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.unit.client.transaction.moments import Moments
@@ -30,7 +28,7 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.xid import TxId
 
 A, B, C = b"\x00", b"\x01", b"\x02"  # keys of messages for the first, second, third home
-MIB = 1 << 20
+LARGE = 10_000  # bytes of a message, where few are kept in memory
 
 
 @pytest.fixture
@@ -64,24 +62,18 @@ def test_others_prepare_one_decides_and_then_they_are_told(cluster: SimulatedClu
     assert [(r.partition, r.offset, r.status) for r in tx.results] == [
         (number, 0, SendStatus.ACKNOWLEDGED) for number in range(3)
     ]
-    assert {message.txid for home in cluster.homes for found in home.log.values() for message in found} == {tx.txid}
+    assert {message.txid for home in cluster.homes for message in home.messages("orders")} == {tx.txid}
     cluster.talk()
     cluster.check()
 
 
-def test_parts_of_all_homes_carry_their_keys(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies: list[bytes] = []
-    submit = SimulatedBroker.submit
-
-    def noting(self: SimulatedBroker, verb: str, *words: str | int, **named: object) -> object:
-        bodies.append(b"".join(bytes(part) for part in named.get("body") or ()))  # type: ignore[attr-defined]
-        return submit(self, verb, *words, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SimulatedBroker, "submit", noting)
+def test_parts_of_all_homes_carry_their_keys(cluster: SimulatedCluster) -> None:
     transfer(cluster)
     with block(cluster) as tx:
         tx.send("orders", b"alone", key=B)
-    assert all(b" keys=" in body for body in bodies if body)
+    bodies = [sent.body for home in cluster.homes for sent in home.sent if sent.body]
+    assert len(bodies) == 4
+    assert all(b" keys=" in body for body in bodies)
 
 
 def test_messages_stay_in_order_at_each_home(cluster: SimulatedCluster) -> None:
@@ -118,11 +110,17 @@ def test_exception_in_the_body_sends_nothing_to_any_home(cluster: SimulatedClust
     assert (tx.outcome, [home.requests for home in cluster.homes]) == (Outcome.ROLLED_BACK, [[], [], []])
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.client.transaction.block._STREAM_AT_BYTES", 4 * LARGE)
+
+
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("last", [A, B])
 def test_large_block_streams_to_every_home(cluster: SimulatedCluster, last: bytes) -> None:
     with block(cluster) as tx:
         for number in range(10):
-            tx.send("orders", bytes(MIB), key=bytes([number % 2]))
+            tx.send("orders", bytes(LARGE), key=bytes([number % 2]))
         tx.send("orders", b"last", key=last)
     assert [len(home.values("orders")) for home in cluster.homes] == [5 + (last == A), 5 + (last == B), 0]
     assert sorted(r.offset for r in tx.results if r.offset is not None) == sorted([*range(5), *range(5), 5])
@@ -130,10 +128,11 @@ def test_large_block_streams_to_every_home(cluster: SimulatedCluster, last: byte
     cluster.check()
 
 
+@pytest.mark.usefixtures("narrow")
 def test_large_block_that_fails_is_withdrawn_everywhere(cluster: SimulatedCluster) -> None:
     with pytest.raises(ValueError, match="body"), block(cluster) as tx:
         for number in range(10):
-            tx.send("orders", bytes(MIB), key=bytes([number % 2]))
+            tx.send("orders", bytes(LARGE), key=bytes([number % 2]))
         raise ValueError("body")
     assert [set(home.states().values()) for home in cluster.homes] == [{"rolled-back"}, {"rolled-back"}, set()]
 
@@ -225,7 +224,7 @@ def test_decision_without_answer_is_unknown_and_homes_agree(cluster: SimulatedCl
     assert home_of(str(caught.value.txid)) == 0
     for home in cluster.homes:
         home.faults.clear()
-        home.owner_connected = False
+        home.owner_dies()
     cluster.talk()
     cluster.check()
     assert cluster.values("orders") == [b"1"] * (3 if is_executed else 0)
@@ -288,23 +287,17 @@ def test_wait_goes_on_while_the_home_is_away(cluster: SimulatedCluster) -> None:
 
 
 @pytest.mark.parametrize("keys", [[A], [A, B]])
-def test_partition_is_held_until_its_messages_are_placed(
-    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, keys: list[bytes]
-) -> None:
+def test_partition_is_held_until_its_messages_are_placed(cluster: SimulatedCluster, keys: list[bytes]) -> None:
     """The home has decided, and places after an earlier transaction of the same key."""
-    home, commit = cluster.homes[0], cluster.homes[0]._commit
-
-    def places_late(txid: str, fields: Any, body: bytes) -> bytes:
-        lines = commit(txid, fields, body)
-        return b"orders 0 - 1\n" if body else lines
-
-    monkeypatch.setattr(home, "_commit", places_late)
+    home = cluster.homes[0]
+    earlier = home.prepare_earlier("orders")
     with block(cluster) as tx:
         for key in keys:
             tx.send("orders", b"1", key=key)
     commits = home.pending_commits
     assert (tx.outcome, commits.holds(("orders", 0))) == (Outcome.COMMITTED, True)
     assert home.session.finished_through == 0  # else the home may drop the outcome, and with it the place
+    earlier()
     commits.wait(("orders", 0), cluster.clock.monotonic() + 30.0)
     assert not commits
     assert home.session.finished_through == 1
@@ -364,9 +357,7 @@ def test_client_that_dies_at_any_moment_leaves_all_or_nothing(at: int) -> None:
     moments.at[at] = dies
     with pytest.raises(SimulatedCrash):
         two(cluster)
-    for home in cluster.homes:
-        home.connection_ends()
-        home.owner_connected = False
+    cluster.owner_dies()
     cluster.talk()
     cluster.check()
     assert [home.values("orders") for home in cluster.homes] in ([[], []], [[b"1"], [b"1"]])
@@ -382,7 +373,6 @@ def test_homes_that_die_at_two_moments_agree_with_caller(number: int, first: int
 
     def away(home: SimulatedBroker) -> None:
         home.is_away = True
-        home.connection_ends()
 
     if second is not None:
         moments.at[second] = lambda: away(cluster.homes[1 - number])
@@ -398,7 +388,7 @@ def test_homes_that_die_at_two_moments_agree_with_caller(number: int, first: int
         home.is_away, home.witness = False, None
     for home in cluster.homes:
         home.pending_commits.look()
-        home.owner_connected = False
+    cluster.owner_dies()
     cluster.talk()
     cluster.check()
     assert [home.values("orders") for home in cluster.homes] in ([[], []], [[b"1"], [b"1"]])
@@ -420,27 +410,20 @@ def test_interrupt_at_any_moment_leads_to_an_end(at: int) -> None:
     outcome = tx.outcome
     for home in cluster.homes:
         home.pending_commits.look()
-        home.owner_connected = False
+    cluster.owner_dies()
     cluster.talk()
     cluster.check()
     assert bool(cluster.values("orders")) is (at >= 4)
     assert outcome is (Outcome.COMMITTED if at >= 4 else Outcome.ROLLED_BACK)
 
 
-def test_messages_that_wait_for_their_place_get_offsets_when_asked(
-    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = cluster.homes[0]._commit
-
-    def later(*arguments: Any) -> bytes:
-        commit(*arguments)
-        monkeypatch.undo()
-        return b"orders 0 - 1\n"
-
-    monkeypatch.setattr(cluster.homes[0], "_commit", later)
+def test_messages_that_wait_for_their_place_get_offsets_when_asked(cluster: SimulatedCluster) -> None:
+    earlier = cluster.homes[0].prepare_earlier("orders")
+    cluster.homes[0].requests.clear()
     with block(cluster) as tx:
         tx.send("orders", b"1", key=A)
     assert tx.outcome is Outcome.COMMITTED
+    earlier()
     assert [r.offset for r in tx.results] == [0]
     assert cluster.homes[0].requests == ["commit", "commit"]
 
@@ -459,22 +442,13 @@ def test_untold_home_is_told_in_the_background(cluster: SimulatedCluster, monkey
     assert cluster.values("orders") == [b"1"] * 3
 
 
-def test_home_that_places_later_is_pending(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, commit = cluster.homes[0], cluster.homes[0]._commit
-    is_placing = [False]
-
-    def places_late(txid: str, fields: Any, body: bytes) -> bytes:
-        if not body and not is_placing[0]:
-            raise ConnectionLostError("before its turn")
-        lines = commit(txid, fields, body)
-        return b"orders 0 - 1\n" if body else lines
-
-    monkeypatch.setattr(home, "_commit", places_late)
+def test_home_that_places_later_is_pending(cluster: SimulatedCluster) -> None:
+    earlier = cluster.homes[0].prepare_earlier("orders")
     with block(cluster) as tx:
         tx.send("orders", b"1", key=A)
     assert (tx.outcome, tx.pending) == (Outcome.COMMITTED, ("home 00000000000000a1",))
     assert [result.offset for result in tx.results] == [None]
-    is_placing[0] = True
+    earlier()
     assert ([result.offset for result in tx.results], len(tx.pending)) == ([0], 0)
 
 

@@ -198,7 +198,6 @@ def test_homes_that_die_at_two_moments_agree_with_caller(
 ) -> None:
     def away(home: SimulatedBroker) -> None:
         home.is_away = True
-        home.connection_ends()
 
     moments = Moments(shop)
     if second is not None:
@@ -234,4 +233,4 @@ def test_parts_carry_the_id_of_the_marker(shop: Shop) -> None:
     tx = shop.order(b"1", A, B)
     (other,) = shop.cluster.homes[1].states()
     assert TxId.parse(other).home == 0xA2
-    assert {m.txid for home in shop.cluster.homes for found in home.log.values() for m in found} == {tx.txid}
+    assert {m.txid for home in shop.cluster.homes for m in home.messages("orders")} == {tx.txid}

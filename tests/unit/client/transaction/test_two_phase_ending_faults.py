@@ -154,7 +154,8 @@ def test_a_resolver_whose_database_fails_under_it_goes_on(
     pair.home.faults["decide"].extend([UNHEARD] * 5000)
     with pytest.raises(OutcomeUnknownError):
         pair.transfer(b"x")
-    pair.home.owner_connected = is_alive
+    if not is_alive:
+        pair.home.owner_dies()
     resolver = Resolver(pair.home, pair.new_resources(), pair.home.clock)
     pair.home.faults.clear()
     for number in (0, 1):
@@ -170,7 +171,7 @@ def test_broker_silent_during_prepare_is_not_sent_decide(pair: Pair, monkeypatch
         raise BrokerAwayError("does not answer")
 
     def fall_silent() -> None:
-        monkeypatch.setattr(pair.home, "reach", silent)
+        monkeypatch.setattr(pair.home.control, "reach", silent)
 
     with at_moment("client.xa.all_prepared", fall_silent), pytest.raises(RolledBackError) as caught:
         pair.transfer(b"x")

@@ -62,10 +62,11 @@ def values(cluster: SimulatedCluster) -> list[list[bytes | None]]:
 
 def homes_settle(cluster: SimulatedCluster) -> None:
     for home in cluster.homes:
-        home.is_away, home.witness, home.owner_connected = False, None, False
+        home.is_away, home.witness = False, None
         home.faults.clear()
     for home in cluster.homes:
         home.pending_commits.look()
+    cluster.owner_dies()
     cluster.talk()
     cluster.check()
 
@@ -78,6 +79,7 @@ def test_others_prepare_first_and_are_told_behind_the_commit(
 ) -> None:
     idle(resource, cluster)
     assert resource.prepare(XID) is XACode.XA_OK
+    sessions = [home.session for home in cluster.homes]
     assert values(cluster) == NONE
     cluster.talk()
     assert [list(home.states().values()) for home in cluster.homes] == [["prepared"], ["prepared"]]
@@ -87,7 +89,7 @@ def test_others_prepare_first_and_are_told_behind_the_commit(
     assert cluster.homes[1].requests == ["recover", "prepare", "recover", "recover", "commit"]
     assert resource.recover() == []
     homes_settle(cluster)
-    assert [home.session.finished_through for home in cluster.homes] == [1, 1]
+    assert [session.finished_through for session in sessions] == [1, 1]
 
 
 def test_one_phase_is_one_transaction_over_homes(cluster: SimulatedCluster, resource: BrokerXAResource) -> None:
@@ -295,8 +297,8 @@ def dies(cluster: SimulatedCluster, at: int, *, is_one_phase: bool) -> Manager:
     with pytest.raises(SimulatedCrash):
         manager.run()
     for home in cluster.homes:
-        home.connection_ends()
-        home.witness, home.owner_connected = None, False
+        home.witness = None
+    cluster.owner_dies()
     return manager
 
 
@@ -334,7 +336,6 @@ def test_homes_that_die_agree_with_the_manager(
 
     def away(home: SimulatedBroker) -> None:
         home.is_away = True
-        home.connection_ends()
 
     moments.at[first] = lambda: away(cluster.homes[number])
     if later is not None:

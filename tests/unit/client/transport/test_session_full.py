@@ -37,7 +37,7 @@ def local(home: SimulatedBroker) -> None:
 
 def streamed(home: SimulatedBroker) -> None:
     with Transaction(home, home) as tx:
-        tx.send("orders", bytes(9 << 20))
+        tx.send("orders", bytes(2000))
 
 
 def half(home: SimulatedBroker) -> None:
@@ -75,7 +75,8 @@ def test_the_next_transaction_has_another_session(
     verb: str, transact: Callable[[SimulatedBroker], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
-    home = SimulatedBroker(request_size_bytes_max=32 << 20)
+    monkeypatch.setattr("txmq.client.transaction.block._STREAM_AT_BYTES", 1000)
+    home = SimulatedBroker()
     check_recovery(home, verb, lambda: transact(home))
     assert home.clock.monotonic() == SimulatedBroker().clock.monotonic()  # nobody waited for room that does not come
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 from tests.logged import said
+from tools.simulated.connection import Sent
 from tools.simulated.faults import Fault
 from txmq.errors import FencedError, ForbiddenError, NeverIssuedError, NotOwnerError
 from txmq.xa import broker_port
@@ -27,8 +27,7 @@ class Table:
 
     def __init__(self, world: LastResourceFixture, count: int) -> None:
         self.uuid = world.resource.uuid or ""
-        cluster, home = world.home.session.cluster, world.home.session.home
-        self.txids = [f"{cluster:016x}-{home:016x}-7-{number:x}" for number in range(1, count + 1)]
+        self.txids = [world.home.session.next_txid()[1] for _ in range(count)]
         self.left = sorted(self.txids)
 
     def committed_before(self, _age_ms: int, after: str, limit: int) -> list[str]:
@@ -47,8 +46,8 @@ def _age(world: LastResourceFixture, milliseconds: int = broker_port.SWEEP_AGE_M
 
 def _swept(world: LastResourceFixture, table: Table, words: dict[str, Any], minutes: int) -> list[str]:
     """What is left when the broker says these words, and every other one is committed."""
-    world.home._outcome = lambda txid, *_: _answer(words.get(txid, b"committed\n"))  # type: ignore[method-assign]
-    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes)
+    world.home.stand_in("outcome", lambda sent: _answer(words.get(sent.txid, b"committed\n")))
+    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db")
     for _ in range(minutes):
         sweep.keep(lambda: table)
         world.home.clock.advance(broker_port.SWEEP_EVERY_S)
@@ -83,13 +82,13 @@ def test_markers_of_other_users_leave_when_their_outcome_is_told(
     table = Table(world, 2)
     world.home.session.fences_by_database = not is_older
 
-    def outcome(_txid: str, words: Mapping[str, Any], _body: bytes) -> bytes:
-        if words != {"uuid": table.uuid}:
+    def outcome(sent: Sent) -> bytes:
+        if sent.line.split(" ")[2:-1] != [f"uuid={table.uuid}"]:
             raise ForbiddenError("another user's")
         return b"committed\n"
 
-    world.home._outcome = outcome  # type: ignore[method-assign, assignment]
-    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes)
+    world.home.stand_in("outcome", outcome)
+    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db")
     for _ in range(3):
         sweep.keep(lambda: table)
         world.home.clock.advance(broker_port.SWEEP_EVERY_S)
@@ -134,40 +133,40 @@ def test_sweep_goes_on_where_it_may_not_report_a_loss(world: LastResourceFixture
 
 def test_a_pass_begins_anew_where_it_ended(world: LastResourceFixture) -> None:
     table = Table(world, 5)
-    words: dict[str, Any] = dict.fromkeys(table.txids, b"unknown\n")
+    words: dict[str, Any] = dict.fromkeys(table.txids, b"prepared\n")
     assert _swept(world, table, words, 2) == sorted(table.txids)
     assert _swept(world, table, {}, 1) == []
 
 
 def test_full_table_is_swept_at_once_not_page_minute(world: LastResourceFixture) -> None:
     table = Table(world, 4 * broker_port.DELETE_SIZE)
-    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes)
-    world.home._outcome = lambda *_: b"committed\n"  # type: ignore[method-assign]
+    sweep = MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db")
+    world.home.stand_in("outcome", lambda _: b"committed\n")
     for _ in range(5):
         sweep.keep(lambda: table)
         world.home.clock.advance(broker_port.POLL_S)
     assert table.left == []
 
 
-@pytest.mark.parametrize("state", ["prepared", "decided", "heuristic"])
+@pytest.mark.parametrize("state", ["prepared", "heuristic"])
 def test_what_the_broker_still_lists_keeps_its_marker(world: LastResourceFixture, state: str) -> None:
     """The proof of what an operator decided alone stays until he has the broker forget it."""
     resolved = abandon(world, b"y", "client.tx.committed")
     listed = abandon(world, b"z", "client.tx.db_committed")
-    world.home._held[listed].state = state
-    world.home._outcome = lambda *_: _answer(FencedError("no longer kept"))  # type: ignore[method-assign]
+    if state == "heuristic":
+        world.home.call("commit", listed, extensions={"heuristic": "by%20hand"}, body=())
+    world.home.stand_in("outcome", lambda _: _answer(FencedError("no longer kept")))
     _age(world)
     assert set(world.markers()) == {resolved, listed}
     with closing(world.new_resource().open_for_resolver(cluster_of(world.home))) as database:
-        MarkerSweep(world.home, world.home.clock, world.home.routes).keep(lambda: database)
+        MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db").keep(lambda: database)
     assert set(world.markers()) == {listed}
 
 
 def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: LastResourceFixture) -> None:
     world.order(b"x")
     resolved = abandon(world, b"y", "client.tx.committed")
-    prepared = abandon(world, b"z", "client.tx.db_committed")
-    world.home.owner_connected = True
+    prepared = abandon(world, b"z", "client.tx.db_committed", dies=False)
     _age(world, broker_port.SWEEP_AGE_MS - 60_000)
     world.resolver().run_once()
     assert {resolved, prepared} <= set(world.markers())

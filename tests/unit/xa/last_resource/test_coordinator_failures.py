@@ -57,7 +57,7 @@ def test_one_row_and_one_message(world: LastResourceFixture) -> None:
         tx = world.order(b"1")
     assert (tx.outcome, tx.pending, tx.results[0].offset) == (Outcome.COMMITTED, (), 0)
     assert (world.rows(), world.home.requests) == ([b"1"], ["prepare", "commit"])
-    assert reached == [
+    assert [point for point in reached if point.startswith("client.")] == [
         "client.tx.body_done", "client.tx.prepare_sent", "client.tx.marker_inserted", "client.tx.prepared",
         "client.tx.db_committed", "client.tx.commit_sent", "client.tx.committed",
     ]  # fmt: skip
@@ -199,10 +199,11 @@ def test_prepare_and_rollback_without_answer_are_left_to_resolver(world: LastRes
     with pytest.raises(RolledBackError), world.block(5.0) as tx:
         world.insert(tx, b"x")
     assert (tx.outcome, world.home.states()[tx.txid], quiet.wakes) == (Outcome.ROLLED_BACK, "prepared", 1)
-    assert world.home.session.finished_through == 0
+    session = world.home.session
+    assert session.finished_through == 0
     world.heal()
     world.check()
-    assert world.home.session.finished_through == 1
+    assert session.finished_through == 1
 
 
 @pytest.mark.parametrize("refusal", [TransactionConflictError(""), FencedError(""), OverloadedError("")])
@@ -239,11 +240,12 @@ def test_broker_that_cannot_be_told_is_pending_not_error(world: LastResourceFixt
     world.home.faults["commit"].extend([lost(is_executed=False)] * FOR_EVER)
     tx = world.order(b"x", timeout=5.0)
     assert (tx.outcome, tx.pending, world.rows(), quiet.wakes) == (Outcome.COMMITTED, ("broker",), [b"x"], 1)
-    assert world.home.session.finished_through == 0
+    session = world.home.session
+    assert session.finished_through == 0
     world.heal()
     world.check()
     assert tx.pending == ()
-    assert world.home.session.finished_through == 1
+    assert session.finished_through == 1
 
 
 def test_prepare_that_broker_calls_late_is_last_one(world: LastResourceFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.crash_points import at_moment, at_point, crash_at
 from tests.logged import said
-from tools.simulated.faults import FakeReply, Fault, lost
+from tools.simulated.connection import Sent
+from tools.simulated.faults import Fault, Reply, WatchedReply, lost
 from txmq.client.transaction import block as module
 from txmq.errors import (
     ClosedError,
@@ -27,7 +29,7 @@ from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase import branch_resolver as xa_resolver
 from txmq.xa.two_phase.branch import Bqual, encode_bqual
 from txmq.xa.two_phase.branch_resolver import BranchResolver
-from txmq.xid import FORMAT_ID, Xid
+from txmq.xid import FORMAT_ID, TxId, Xid
 
 from ..xa_support import DriverError, FakeResource, Notes, Prepared, XAFixture, external_branch
 
@@ -76,9 +78,7 @@ def test_bqual_that_no_database_can_have_holds_up_no_other(
 ) -> None:
     """An older broker kept what it was told."""
     odd = abandon(world, "client.xa.decided", b"odd")
-    world.die()
-    world.home._held[odd].branches[0]["bqual"] = bqual
-    world.home.owner_connected = True
+    world.home.node.state.decisions.incomplete[TxId.parse(odd)[2:]].branches[0]["bqual"] = bqual
     abandon(world, "client.xa.decided")
     rounds(world)
     assert b"x" in world.databases[0].rows
@@ -129,7 +129,7 @@ def test_sessions_of_decided_branches_end_with_their_given_up_owner(world: XAFix
     """A half-open connection: the branch is listed, and not known to anybody else."""
     abandon(world, "client.xa.decided", dies=False)
     if how == "gone":
-        world.home.owner_connected = False
+        world.home.owner_dies()
     else:
         world.home.clock.advance(31.0)
     assert rounds(world) == 1
@@ -229,19 +229,15 @@ def test_complete_that_is_not_answered_is_sent_again(world: XAFixture, error: An
 def test_answers_that_came_while_database_worked_are_not_given_up(world: XAFixture, point: str) -> None:
     """A thousand commits take longer than a request may: its time counts from when somebody waits for it."""
     abandon(world, point)
-    submit = world.home.submit
 
-    class Late(FakeReply):
-        def result(self, timeout: float | None = None) -> bytes:
-            if timeout is None:
-                raise RequestTimeoutError("its deadline passed before anybody looked")
-            return super().result()
+    def is_late(timeout: float | None) -> None:
+        if timeout is None:
+            raise RequestTimeoutError("its deadline passed before anybody looked")
 
-    def late(verb: str, *arguments: Any, **named: Any) -> Any:
-        reply = submit(verb, *arguments, **named)
-        return reply if verb in ("recover", "token") else Late(reply._body, reply._error)
+    def late(sent: Sent, take: Callable[[], Reply]) -> Reply:
+        return take() if sent.verb in ("recover", "token") else WatchedReply(take(), is_late)
 
-    world.home.submit = late  # type: ignore[method-assign]
+    world.home.intercept = late
     assert rounds(world) == 1
     world.check()
 
@@ -269,19 +265,19 @@ def test_living_owner_is_left_alone_until_second_behind_its_deadline(world: XAFi
     world.check()
 
 
-def test_owner_away_for_less_than_a_second_may_return(world: XAFixture, monkeypatch: Any) -> None:
-    txid = abandon(world, "client.xa.all_prepared")
-    outcome = world.home._outcome
-    monkeypatch.setattr(world.home, "_outcome", lambda *given: outcome(*given).replace(b"5000", b"999"))
+def test_owner_away_for_less_than_a_second_may_return(world: XAFixture) -> None:
+    txid = abandon(world, "client.xa.all_prepared", dies=False)
+    world.end_sessions()
+    world.home.owner_dies(0.999)
     assert rounds(world) == 0
     assert txid not in world.home.states()
-    monkeypatch.undo()
+    world.home.clock.advance(0.002)
     assert rounds(world) == 1
 
 
 def test_what_broker_has_rolled_back_is_rolled_back_without_waiting(world: XAFixture) -> None:
-    txid = abandon(world, "client.xa.all_prepared")
-    world.home.owner_connected = True
+    txid = abandon(world, "client.xa.all_prepared", dies=False)
+    world.end_sessions()
     world.home.call("rollback", txid, timeout=1.0)
     assert rounds(world) == 1
     world.check()
@@ -304,18 +300,25 @@ def test_rollback_that_came_back_with_crash_is_rolled_back_again(world: XAFixtur
 
 def test_decide_that_comes_between_is_seen_by_next_round(world: XAFixture) -> None:
     """The owner was faster than the fence: 409, and then the branch is in the broker's list."""
-    txid = abandon(world, "client.xa.decided")
-    decided = world.home._held[txid]
-    hidden, decided.state = decided.state, "open"
-    rollback = world.home._rollback
+    under_way, owner = list[Callable[[], Reply]](), world.home.control
 
-    def decide_first(*given: Any) -> bytes:
-        decided.state = hidden
-        return rollback(*given)
+    def decide_late(sent: Sent, take: Callable[[], Reply]) -> Reply:
+        if sent.verb == "decide":
+            under_way.append(take)
+            raise SimulatedCrash("client")
+        if sent.verb == "outcome" and " fence " in sent.line and under_way:
+            under_way.pop()()
+            owner.end()
+        return take()
 
-    world.home._rollback = decide_first  # type: ignore[method-assign,assignment]
+    world.home.intercept = decide_late
+    with pytest.raises(SimulatedCrash):
+        world.transfer(b"x")
+    world.die()
     resolver = world.resolver()
-    rounds(world, 2, resolver)
+    rounds(world, 1, resolver)
+    world.home.clock.advance(5.0)
+    rounds(world, 1, resolver)
     world.check()
     assert world.databases[0].rows == [b"x"]
 
@@ -332,7 +335,7 @@ def test_branch_with_no_kept_outcome_is_left_to_the_operator(
 
 def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XAFixture) -> None:
     abandon(world, "client.xa.all_prepared")
-    world.home._outcome = lambda *_: b"prepared\nowner gone 5000\n"  # type: ignore[method-assign]
+    world.home.stand_in("outcome", lambda _: b"prepared\nowner gone 5000\n")
     assert rounds(world, 3, world.resolver()) == 0
     assert all(database.prepared for database in world.databases)
     assert "rollback" not in world.home.requests
@@ -342,7 +345,7 @@ def test_a_transaction_that_somebody_else_decides_is_left_alone(world: XAFixture
 def test_what_is_not_ours_is_never_touched(world: XAFixture, how: str) -> None:
     database = world.databases[0]
     xid = external_branch(world, database, how=how)
-    world.home.owner_connected = False
+    world.home.owner_dies()
     world.home.clock.advance(100.0)
     assert rounds(world, 3, world.resolver()) == 0
     assert xid in database.prepared
@@ -485,7 +488,7 @@ def test_markers_leave_only_when_complete_was_answered(world: XAFixture) -> None
 def test_markers_of_others_leave_when_the_broker_has_committed(world: XAFixture, word: str, left: int) -> None:
     tx = world.transfer(b"x")
     world.die()
-    world.home._held[tx.txid].state = word
+    world.home.stand_in("outcome", lambda sent: f"{word}\n".encode() if sent.txid == tx.txid else b"")
     world.databases[0].has_old_markers = True
     rounds(world)
     assert len(world.databases[0].markers) == left

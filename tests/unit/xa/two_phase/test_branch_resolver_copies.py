@@ -35,12 +35,12 @@ def copied(database: Database, *, with_prepared: bool = True) -> Database:
     )  # fmt: skip
 
 
-def left(world: XAFixture, point: str) -> str:
-    """A transaction whose owner has died at a point; its id."""
+def left(world: XAFixture, point: str, *, dies: bool = True) -> str:
+    """A transaction whose owner has died at a point, or (not ``dies``) lost its databases there; its id."""
     known = set(world.home.states())
     with crash_at(point), pytest.raises(SimulatedCrash):
         world.transfer(b"x")
-    world.die()
+    world.die() if dies else world.end_sessions()
     (txid,) = {*world.home.states(), *(branch.txid for branch in world.databases[0].prepared.values())} - known
     return txid
 
@@ -79,11 +79,10 @@ def test_copy_calls_no_branch_lost_and_says_so_once(world: XAFixture, caplog: py
 def test_nothing_is_ended_in_a_cloned_volume(world: XAFixture, point: str) -> None:
     """It has the branches, too: prepared in both, and committed in one for a broker that asks no more."""
     resolve(world)
-    left(world, point)
+    left(world, point, dies=False)  # nothing is due yet
     copy = copied(world.databases[0])
-    world.home.owner_connected = True  # another owner's: nothing is due
     resolve(world)
-    world.home.owner_connected = False
+    world.home.owner_dies()
     before = dict(world.home.states())
     assert isinstance(resolve(world, copy), StrangeServerError)
     assert not {"xa commit", "xa rollback", "kill"} & set(copy.calls)

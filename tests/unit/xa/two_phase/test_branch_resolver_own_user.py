@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from tests.crash_points import crash_at
 from tests.logged import said
-from tools.simulated.faults import Fault
+from tools.simulated.connection import Sent
+from tools.simulated.faults import Fault, GivenReply, Reply
 from txmq.client.transaction import block as module
 from txmq.errors import ForbiddenError
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -29,32 +30,32 @@ def world(monkeypatch: pytest.MonkeyPatch) -> XAFixture:
     return made
 
 
-def watched(world: XAFixture, monkeypatch: pytest.MonkeyPatch, told: bytes | None = None) -> list[dict[str, Any]]:
+def watched(world: XAFixture, told: bytes | None = None) -> list[str]:
     """The words of each ``outcome``; what a fence is ``told``, if that is given."""
-    world.home.session.fences_by_database = True
-    outcome, asked = world.home._outcome, list[dict[str, Any]]()
+    asked = list[str]()
 
-    def noted(txid: str, fields: dict[str, Any], body: bytes) -> bytes:
-        asked.append(dict(fields))
-        return told if told is not None and "fence" in fields else outcome(txid, fields, body)
+    def noted(sent: Sent, take: Callable[[], Reply]) -> Reply:
+        if sent.verb == "outcome":
+            asked.append(" ".join(sent.line.split(" ")[2:-1]))
+            if told is not None and "fence" in asked[-1]:
+                return GivenReply(told)
+        return take()
 
-    monkeypatch.setattr(world.home, "_outcome", noted)
+    world.home.intercept = noted
     return asked
 
 
-def test_each_question_names_the_database(world: XAFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = watched(world, monkeypatch)
+def test_each_question_names_the_database(world: XAFixture) -> None:
+    asked = watched(world)
     uuid = world.databases[0].uuid
     assert world.resolver().run_once() == 3
-    assert asked == [{"owner": None, "uuid": uuid}] * 3 + [{"fence": None, "uuid": uuid}] * 3
+    assert asked == [f"owner uuid={uuid}"] * 3 + [f"fence uuid={uuid}"] * 3
     world.check()
 
 
 @pytest.mark.parametrize("told", [b"unknown\n", b"committed\n", b"prepared\n"])
-def test_branch_is_left_unless_the_broker_says_rolled_back(
-    world: XAFixture, monkeypatch: pytest.MonkeyPatch, told: bytes
-) -> None:
-    watched(world, monkeypatch, told)
+def test_branch_is_left_unless_the_broker_says_rolled_back(world: XAFixture, told: bytes) -> None:
+    watched(world, told)
     assert world.resolver().run_once() == 0
     assert len(world.databases[0].prepared) == 3
 

@@ -31,7 +31,9 @@ def test_refused_fence_is_asked_again_and_delays_no_other(
 ) -> None:
     """A session has room for so many fences; a branch of one that is full stays prepared, and nothing is guessed."""
     world, notes = _left_prepared(monkeypatch, b"1", b"2", b"3")
-    world.home.faults["rollback"].extend([Fault(OverloadedError("full")), None, None, Fault(OverloadedError("full"))])
+    full = Fault(OverloadedError("full"))
+    asked = [None] * 3  # before it fences them
+    world.home.faults["outcome"].extend([*asked, full, None, None, *asked[:1], full])
     resolver, prepared = world.resolver(), world.databases[0].prepared
     assert resolver.run_once() == 2
     assert len(prepared) == 1

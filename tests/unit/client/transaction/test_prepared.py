@@ -1,4 +1,4 @@
-"""What half messages and foreign branches rely on in their home: the same for a real broker and for the fake."""
+"""Half messages and branches of foreign transactions, prepared and settled by hand: what both rely on in their home."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.conversation import Conversation, Extensions
 from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.homes import TransactionHomes
@@ -21,14 +22,19 @@ from txmq.protocol.halves import DueHalf, split_halves
 _numbers = count(1)
 
 
-def deadline_ms(client: Any, seconds: float) -> int:
+@pytest.fixture
+def client() -> SimulatedBroker:
+    return SimulatedBroker()
+
+
+def deadline_ms(client: SimulatedBroker, seconds: float) -> int:
     """A deadline by the broker's clock."""
     home = Conversation(client.routes.any_link(), client.clock, seconds)
     home.begin()
     return home.deadline_ms
 
 
-def prepared(client: Any, kind: str, **given: Any) -> HomePart:
+def prepared(client: SimulatedBroker, kind: str, **given: Any) -> HomePart:
     homes = TransactionHomes(client, client.clock, 30.0)
     buffer = MessageBuffer(None, lambda _topic: 0)
     buffer.add("orders", 0, (b"k", b"v", [], 1_700_000_000_000))
@@ -37,18 +43,18 @@ def prepared(client: Any, kind: str, **given: Any) -> HomePart:
     return homes.decider
 
 
-def due(client: Any, group: str) -> list[DueHalf]:
+def due(client: SimulatedBroker, group: str) -> list[DueHalf]:
     body = client.control.call("checks", group, extensions={"limit": 10, "wait": 5000}, timeout=30.0)
     return split_halves(body)
 
 
-def rows(client: Any, **given: Any) -> list[dict[str, Any]]:
+def rows(client: SimulatedBroker, **given: Any) -> list[dict[str, Any]]:
     body = client.control.repeat("recover", extensions={"state": "all", **given}, timeout=60.0)
     found: list[dict[str, Any]] = json.loads(body)["transactions"]
     return found
 
 
-def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: Any) -> None:
+def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: SimulatedBroker) -> None:
     group = f"g{next(_numbers)}"
     home = prepared(client, "half", group=group, deadline=deadline_ms(client, 2.0))
     for attempt in (1, 2):
@@ -65,7 +71,7 @@ def test_half_message_is_handed_out_until_settled_with_rising_numbers(client: An
         resolve(client, home.txid, Resolution.ROLLBACK, 5.0)
 
 
-def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
+def test_a_half_of_another_group_is_not_handed_out(client: SimulatedBroker) -> None:
     mine, other = (f"g{next(_numbers)}" for _ in range(2))
     until_ms = deadline_ms(client, 2.0)
     prepared(client, "half", group=other, deadline=until_ms)
@@ -76,7 +82,7 @@ def test_a_half_of_another_group_is_not_handed_out(client: Any) -> None:
         resolve(client, home.txid, Resolution.COMMIT, 5.0)
 
 
-def test_foreign_branch_is_found_by_its_xid_and_prepared_once(client: Any) -> None:
+def test_foreign_branch_is_found_by_its_xid_and_prepared_once(client: SimulatedBroker) -> None:
     xid = f"7.{next(_numbers):04x}.ff"
     home = prepared(client, "foreign", xid=xid)
     [row] = rows(client, xid=xid)
