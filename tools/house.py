@@ -85,7 +85,12 @@ class House:
         self.imports = {name: set(self._imported(module)) - {name} for name, module in self.modules.items()}
 
     def _imported(self, module: Module) -> Iterator[str]:
-        for node in ast.walk(ast.parse(module.text)):
+        tree = ast.parse(module.text)
+        typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and _is_type_checking(node.test)]
+        skipped = {inner for node in typing for inner in ast.walk(node)}  # names for annotations
+        for node in ast.walk(tree):
+            if node in skipped:
+                continue
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name in self.modules)
             elif isinstance(node, ast.ImportFrom) and node.module in self.modules:
@@ -164,6 +169,10 @@ def _package(module: str) -> str:
     """The package right below txmq that a module is in; empty for those of txmq itself."""
     parts = module.split(".")
     return parts[1] if (ROOT / "txmq" / parts[min(1, len(parts) - 1)]).is_dir() and len(parts) > 1 else ""
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
 
 
 def _is_protocol(node: ast.ClassDef) -> bool:

@@ -195,11 +195,25 @@ def test_every_package_has_its_layer() -> None:
     assert {_name(path).split("/")[1].removesuffix(".py") for path in PACKAGE} == named | {"__init__"}
 
 
+@cache
+def _lines_for_annotations(path: Path) -> set[int]:
+    """Those under ``if TYPE_CHECKING``, which run nowhere."""
+    blocks = [
+        node for node in _nodes(path)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]  # fmt: skip
+    return {line for node in blocks for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+
+
 def test_no_module_imports_itself_in_the_end() -> None:
     """The layers say so for packages; this is within them. TopologicalSorter names the modules of a cycle."""
     modules = {_name(path)[:-3].replace("/", ".").removesuffix(".__init__"): path for path in PACKAGE}
     graph = {
-        module: {name for _line, name in _imported(path) if name in modules and name != module}
+        module: {
+            name
+            for line, name in _imported(path)
+            if name in modules and name != module and line not in _lines_for_annotations(path)
+        }
         for module, path in modules.items()
         if path.name != "__init__.py"  # a package's names come from its modules, never the other way round
     }

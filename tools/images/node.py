@@ -312,7 +312,7 @@ class Node:
 
     def retire(self) -> None:
         """Retention, as the server's timer does it."""
-        retire(self.context, self.clock.now_ms())
+        retire(self.context.state, self.context.group_with_room, self.clock.now_ms())
         self.pump()
 
     def mark(self) -> None:

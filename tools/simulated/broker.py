@@ -20,6 +20,7 @@ from tools.simulated.connection import Sent, SimulatedConnection, WireReply
 from tools.simulated.disk import SimDisk
 from tools.simulated.faults import LOST_AFTER_S, Fault, GivenReply, Holding, Reply, lost
 from tools.simulated.routes import SimulatedRoutes
+from tools.simulated.stand_in import AnyClass
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.transaction_checks import state_of
@@ -46,7 +47,7 @@ def settings_of(request_size_bytes_max: int) -> BrokerSettings:
     return settings
 
 
-class SimulatedBroker:
+class SimulatedBroker(AnyClass):
     """The broker, a link to it, and the client of it.
 
     Attributes:

@@ -13,6 +13,7 @@ from tools.simulated.broker import OWNER_GONE_S, PARTITIONS, SimulatedBroker, se
 from tools.simulated.clock import SimClock
 from tools.simulated.connection import SimulatedConnection
 from tools.simulated.routes import SimulatedRoutes
+from tools.simulated.stand_in import AnyClass
 from txmq.broker.cluster.asks import Answer
 from txmq.broker.cluster.view import RegistryState
 from txmq.client.transaction.background_resolver import BackgroundResolver
@@ -42,7 +43,7 @@ class SimulatedHome(SimulatedBroker):
             self.node.pump()
 
 
-class SimulatedCluster:
+class SimulatedCluster(AnyClass):
     """The client of several homes, and its producer.
 
     Attributes:

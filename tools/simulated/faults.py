@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from tools.simulated.clock import SimClock
+from tools.simulated.stand_in import AnyClass
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
 
 LOST_AFTER_S = 1.0

@@ -28,6 +28,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.xa.last_resource import proof
+from txmq.xa.last_resource.resolving import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
@@ -362,7 +363,7 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
     proved: dict[str, tuple[proof.Step, str]] = {}
 
     def prove(
-        database: proof.Prover, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
+        database: ResolvingConnection, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
     ) -> tuple[proof.Step, Exception | None]:
         host = required_task().host
         step, error = _prove(database, txid, deadline_ms, has_token=has_token, waits=waits)

@@ -356,7 +356,7 @@ class Broker:
             world.meet("disk full")
         if world.chance(0.2):
             before = len(node.context.group.unlinked)
-            retire(node.context, node.clock.now_ms())
+            retire(node.context.state, node.context.group_with_room, node.clock.now_ms())
             if len(node.context.group.unlinked) > before:
                 world.meet("segments expired")
         self.pump(node)

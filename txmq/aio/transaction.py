@@ -27,9 +27,9 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from txmq.aio.database import Connection
 from txmq.aio.twin import Facade, twin
+from txmq.client.producer.producer import Producer
 from txmq.client.transaction import block
 from txmq.client.transaction.current import enclosing
-from txmq.client.transport.ports import MessageRouter
 from txmq.errors import TransactionStateError
 from txmq.model import Message, Outcome, SendResult
 from txmq.runtime.loop_locks import LoopLock
@@ -44,7 +44,7 @@ _LOOK_AGAIN_S = 0.001
 class Transaction(Facade[block.Transaction]):
     """A unit of messages that become visible all or none; as ``txmq.Transaction``."""
 
-    def __init__(self, inner: block.Transaction, host: Host, router: MessageRouter) -> None:
+    def __init__(self, inner: block.Transaction, host: Host, router: Producer) -> None:
         super().__init__(inner, host)
         self._router = router
         self._task: asyncio.Task[Any] | None = None
@@ -61,7 +61,7 @@ class Transaction(Facade[block.Transaction]):
         return await self.append(self._router, topic, value, key, headers, tag, partition)
 
     async def append(
-        self, router: MessageRouter, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None,
+        self, router: Producer, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None,
         tag: str | None, partition: int | None,
     ) -> SendResult:  # fmt: skip
         """For producers: append a message."""

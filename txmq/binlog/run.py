@@ -13,18 +13,19 @@ Every other error of source or publisher stops the reader, and is raised: nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
-from txmq.binlog.changes import Row, TableSchema, TransactionPart
+from txmq.binlog.changes import TransactionPart
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import SourceAwayError
 from txmq.binlog.position import Position, parse_gtids
+from txmq.binlog.publish.batching import BatchingPublisher
 from txmq.binlog.publish.ordered import OrderedPublisher
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.transactional import TransactionalPublisher
-from txmq.binlog.publish.unread import SnapshotState, Unread
+from txmq.binlog.publish.unread import Unread
 from txmq.binlog.snapshot.progress import Bar
 from txmq.binlog.snapshot.snapshot import Snapshot
 from txmq.binlog.snapshot.view import ViewEndedError
@@ -77,38 +78,6 @@ class Source(Protocol):
         """End the connection."""
 
 
-class Publisher(Protocol):
-    """Takes parts in order (``publish``)."""
-
-    def open(self) -> Published | None:
-        """Wait until this is the one reader; what is published, None if nothing ever was."""
-
-    def begin(self, position: Position, snapshot: SnapshotState | None = None) -> None:
-        """Go on from a position, and begin a snapshot; if nothing was published before, both are saved at once."""
-
-    def publish(self, part: TransactionPart) -> None:
-        """Take the next part. Raises what stopped the publisher."""
-
-    def publish_read(
-        self, schema: TableSchema | None, rows: Sequence[Row], behind: Callable[[int], SnapshotState | None]
-    ) -> None:
-        """Take rows that a snapshot has read at this position."""
-
-    def refuse_failed(self) -> None:
-        """Raise what stopped the publisher, if anything did."""
-
-    @property
-    def position(self) -> Position:
-        """After the last part that was taken."""
-
-    @property
-    def snapshot(self) -> SnapshotState | None:
-        """What a snapshot has still to read after what was taken."""
-
-    def close(self) -> Published | None:
-        """Publish what was taken, if the broker is there, and end; what is published then."""
-
-
 class BinlogReader:
     """See the module's docstring. ``stop`` from any thread; the rest by one.
 
@@ -136,7 +105,7 @@ class BinlogReader:
         self._is_stopped = True
         self._woken.set()
 
-    def run(self, publisher: Publisher) -> Published | None:
+    def run(self, publisher: BatchingPublisher) -> Published | None:
         """Read and publish until ``stop``; what is published then.
 
         Raises:
@@ -153,7 +122,7 @@ class BinlogReader:
                 self._snapshot.close()
         return published
 
-    def _publish_from(self, published: Published | None, publisher: Publisher) -> None:
+    def _publish_from(self, published: Published | None, publisher: BatchingPublisher) -> None:
         has_begun = False
         while not self._is_stopped:
             source = self._new_source()
@@ -176,7 +145,7 @@ class BinlogReader:
             finally:
                 source.close()
 
-    def _begin(self, published: Published | None, source: Source, publisher: Publisher) -> bool:
+    def _begin(self, published: Published | None, source: Source, publisher: BatchingPublisher) -> bool:
         """Open source and publisher, with a snapshot if one begins; False if the reader was stopped meanwhile."""
         position = state = None
         if self._snapshot is not None:
@@ -196,10 +165,10 @@ class BinlogReader:
         self._log.info("reading the binlog", gtids=position.gtids)
         return True
 
-    def _is_due(self, publisher: Publisher) -> bool:
+    def _is_due(self, publisher: BatchingPublisher) -> bool:
         return self._snapshot is not None and self._snapshot.is_due(publisher)
 
-    def _read(self, source: Source, publisher: Publisher) -> None:
+    def _read(self, source: Source, publisher: BatchingPublisher) -> None:
         """Publish what the source has, until the reader is stopped; or up to the snapshot's view, and its rows."""
         while not self._is_stopped:
             if self._snapshot is not None and self._snapshot.is_over(publisher):
@@ -211,7 +180,7 @@ class BinlogReader:
             else:
                 self._read_part(source, publisher)
 
-    def _read_part(self, source: Source, publisher: Publisher) -> None:
+    def _read_part(self, source: Source, publisher: BatchingPublisher) -> None:
         part = source.read(READ_S)
         if part is None:
             publisher.refuse_failed()
@@ -268,7 +237,7 @@ class BinlogReader:
 
 def publisher_of(
     client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool], unread: Unread | None = None
-) -> Publisher:
+) -> BatchingPublisher:
     """The publisher that ``publish.mode`` names."""
     kind = OrderedPublisher if settings.publish.mode == "ordered" else TransactionalPublisher
     return kind(client, settings, is_stopped, unread)

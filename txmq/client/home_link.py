@@ -13,7 +13,7 @@ follows that home's leader: ``hello`` asks for the home, so that a broker that h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender_pool import SenderPool
@@ -32,28 +32,11 @@ from txmq.runtime.threads import Lock, watch_forks
 from txmq.xid import TxId
 
 if TYPE_CHECKING:
+    from txmq.client.routes import Routes
     from txmq.runtime.tls import ClientTls
 
 LOOK_S = 1.0  # a home that does not answer for so long is away
 FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
-
-
-class Directory(Protocol):
-    """``Routes``, as its links use it."""
-
-    @property
-    def tls(self) -> ClientTls | None:
-        """How every home is spoken to; None: in plaintext."""
-
-    @property
-    def login(self) -> Login | None:
-        """How connections log in; None: they do not."""
-
-    def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
-        """Where the link's home may be led."""
-
-    def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
-        """A broker has answered a connection of the link. Raises ConnectionLostError if it is not the link's home."""
 
 
 class HomeLink:
@@ -78,12 +61,12 @@ class HomeLink:
     sender_type: ClassVar[type[HomeSender]] = HomeSender
 
     def __init__(
-        self, directory: Directory, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None]
+        self, routes: Routes, name: str, clock: Clock, timeout: float, on_unknown_topic: Callable[[str], None]
     ) -> None:
         self.clock, self.timeout = clock, timeout
         self.home, self.is_bound = 0, False
         self.address: Address | None = None
-        self._directory, self._name = directory, name
+        self._routes, self._name = routes, name
         self.control = self.new_connection()
         self._former: tuple[ReconnectingConnection, ...] = ()  # the former ``control``s, whose sessions were full
         self.reader = self.new_connection()
@@ -108,12 +91,12 @@ class HomeLink:
     @property
     def tls(self) -> ClientTls | None:
         """See ``Destination``."""
-        return self._directory.tls
+        return self._routes.tls
 
     @property
     def login(self) -> Login | None:
         """See ``Destination``."""
-        return self._directory.login
+        return self._routes.login
 
     @property
     def home_wish(self) -> str | None:
@@ -122,11 +105,11 @@ class HomeLink:
 
     def addresses(self, deadline: float) -> Sequence[Address]:
         """See ``Destination``."""
-        return self._directory.addresses_of(self, deadline)
+        return self._routes.addresses_of(self, deadline)
 
     def greeted(self, introduction: Fields, address: Address) -> None:
         """See ``Destination``."""
-        self._directory.greeted(self, introduction, address)
+        self._routes.greeted(self, introduction, address)
         self.address = address
         self._has_quotas = introduction.get("quotas") is True
         self._presence.heard()

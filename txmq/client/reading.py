@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from txmq.client.topics import Topics
-from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reply import Reply
 from txmq.errors import (
     ConnectionLostError,
@@ -34,6 +34,10 @@ from txmq.log.history import LogHistory, parsed
 from txmq.model import Message, PartitionRange, TopicPartition
 from txmq.runtime.ports import Clock
 
+if TYPE_CHECKING:
+    from txmq.client.home_link import HomeLink
+    from txmq.client.routes import Routes
+
 FETCH_SIZE_BYTES = 1 << 20
 PAGE_MESSAGES = 256  # made together: more would outlive the garbage collector's youngest generation
 POLL_WAIT_S_MAX = 30.0  # the longest wait of a get in the broker
@@ -42,7 +46,7 @@ POLL_WAIT_S_MAX = 30.0  # the longest wait of a get in the broker
 class Fetcher:
     """Reads on a link's connection for reads, so that a long poll delays no send. Thread safety: any thread."""
 
-    def __init__(self, routes: Asking, topics: Topics, clock: Clock, timeout: float) -> None:
+    def __init__(self, routes: Routes, topics: Topics, clock: Clock, timeout: float) -> None:
         self._routes, self._topics, self._clock, self._timeout = routes, topics, clock, timeout
 
     def fetch_raw(self, topic: str, partition: int, offset: int, max_bytes: int, timeout: float) -> bytes:
@@ -181,9 +185,9 @@ def _split(body: bytes, count: int) -> list[bytes]:
 class _AwayHomes:
     """Partitions of a topic that cannot be read, because their homes are away: each home is waited for once."""
 
-    def __init__(self, routes: Asking, topic: str) -> None:
+    def __init__(self, routes: Routes, topic: str) -> None:
         self._routes, self._topic = routes, topic
-        self._errors: dict[HomeBroker, TxmqError] = {}
+        self._errors: dict[HomeLink, TxmqError] = {}
         self._partitions: list[int] = []
 
     def look(self, partition: int) -> None:
@@ -222,7 +226,7 @@ class _AwayHomes:
 class _NextAnswer:
     """The next answer of a partition that is browsed; asked for before it is needed, and never the only attempt."""
 
-    def __init__(self, routes: Asking, slot: TopicPartition, timeout: float) -> None:
+    def __init__(self, routes: Routes, slot: TopicPartition, timeout: float) -> None:
         self._routes, self._slot, self._timeout = routes, slot, timeout
         self._reply: Reply | None = None
         self._offset = -1

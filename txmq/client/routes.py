@@ -64,7 +64,7 @@ class Routes:
     Attributes:
         sole: the only link, for as long as no broker has said that it has a registry; None from then on.
         is_lone: whether there is a sole link.
-        likely_home: see ``Routing``.
+        likely_home: where the last transaction that took its id early wrote to; None before there was one.
         tls: how every home is spoken to; None: in plaintext.
         login: how connections log in; None: they do not.
 
@@ -321,7 +321,7 @@ class Routes:
             self._on_unknown_topic(topic)
 
     def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
-        """See ``home_link.Directory``."""
+        """A broker has answered a connection of the link. Raises ConnectionLostError if it is not the link's home."""
         try:
             cluster, home = introduction["cluster"], int(introduction["home"], 16)
         except (KeyError, TypeError, ValueError) as error:
@@ -343,7 +343,7 @@ class Routes:
             self._cluster, self.sole, self.is_lone = cluster, None, False
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
-        """See ``home_link.Directory``."""
+        """Where the link's home may be led."""
         if link.is_bound:
             if link.is_away:
                 self._refresh_homes(deadline)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -27,6 +27,10 @@ from txmq.protocol.json_text import Fields, json_object
 from txmq.registry.topics import Topic
 from txmq.runtime.ports import Clock
 
+if TYPE_CHECKING:
+    from txmq.client.home_link import HomeLink
+    from txmq.client.routes import Routes
+
 METADATA_AGE_S_MAX = 30.0
 
 FieldsList = list[Fields]
@@ -36,7 +40,7 @@ Setting = int | str | bool | Storage | RetentionPolicy | None
 class Topics:
     """``client.topics``. Thread safety: any thread."""
 
-    def __init__(self, routes: Asking, clock: Clock, timeout: float) -> None:
+    def __init__(self, routes: Routes, clock: Clock, timeout: float) -> None:
         self._routes, self._clock, self._timeout = routes, clock, timeout
         self._known: dict[str, tuple[Topic, float]] = {}
 
@@ -98,7 +102,7 @@ class Topics:
         owners = self._routes.owners(_checked(name))
         return self._routes.ask_each(owners, lambda link, timeout: [self._owned(link, name, timeout)])
 
-    def _owned(self, link: HomeBroker, topic: str, timeout: float) -> Fields:
+    def _owned(self, link: HomeLink, topic: str, timeout: float) -> Fields:
         told = json_object(link.control.repeat("topic", "describe", topic, timeout=timeout))
         homes = self._routes.homes_of(topic)
         if homes is not None:

@@ -22,39 +22,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from txmq.errors import TransactionStateError
 from txmq.outbox.outbox import OutboxTransaction, new_row, new_unit, require_unit
-from txmq.outbox.tables import ROWS_PER_STATEMENT, NewRow
+from txmq.outbox.tables import ROWS_PER_STATEMENT
+
+if TYPE_CHECKING:
+    from txmq.sqlalchemy.outbox import Outbox
 
 _KEY: Final = "txmq.outbox"
 Headers = Mapping[str, bytes]
 
 
-class Writer(Protocol):
-    """An outbox, as seen from here."""
-
-    name: str
-    unit_bytes_max: int
-
-    def require_room(self, connection: Connection) -> None:
-        """Refuse a connection or a table that takes no message."""
-
-    def write(self, connection: Connection, rows: list[NewRow], unit: int) -> None:
-        """Write messages in the open transaction, by one statement."""
-
-    def wake(self) -> None:
-        """Messages are committed."""
-
-
 class Place(NamedTuple):
     """Where a message is written: the outbox, and the engine or connection."""
 
-    outbox: Writer
+    outbox: Outbox
     bind: Engine | Connection
 
 

@@ -79,16 +79,12 @@ class Stop(Protocol):
         """Sleep so long at most; True when it is time to end."""
 
 
-class SessionOwner(Protocol):
-    """A client, as far as it knows its broker."""
+class Client(Protocol):
+    """A client, as a resolver uses it."""
 
     @property
     def session(self) -> Session:
         """The broker's identity."""
-
-
-class Client(SessionOwner, Protocol):
-    """A client, as a resolver uses it."""
 
     @property
     def control(self) -> Control:
@@ -130,14 +126,6 @@ class RoutedClient(Client, Protocol):
         """Its homes."""
 
 
-class InstallingClient(SessionOwner, Protocol):
-    """A client, as a database is installed for its broker."""
-
-    @property
-    def routes(self) -> Homes:
-        """Its homes."""
-
-
 def home_of(homes: Homes, txid: str) -> Home:
     """The home that answers for a transaction; any of them if that is no id of ours."""
     try:
@@ -153,7 +141,7 @@ def is_of_another(client: Client, homes: Homes, txid: str) -> bool:
     return home is not client and is_of_this_broker(home.session, txid)
 
 
-def cluster_of(client: SessionOwner) -> str:
+def cluster_of(client: Client) -> str:
     """The cluster id of a client's broker, 16 hex digits."""
     return f"{client.session.cluster:016x}"
 

@@ -163,6 +163,9 @@ class Drawn(Protocol):
     def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
         """See ``TokenTable.draw``."""
 
+    def close(self) -> None:
+        """End the session."""
+
 
 class Fence:
     """A database under the tokens of one home.

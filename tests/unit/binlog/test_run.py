@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.services.binlog.scripted import DOMAIN, SERVER, TABLES, Script, ScriptedSource, part
 from tools.simulated.clock import SimClock
+from tools.simulated.stand_in import AnyClass
 from txmq.binlog import run
 from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
-from txmq.binlog.run import BinlogReader, Publisher
+from txmq.binlog.run import BinlogReader
 from txmq.xid import Xid, xid_sql
 
 A, B = Xid(1, b"a", b""), Xid(1, b"b", b"")
@@ -44,7 +45,7 @@ class BusyServer(ScriptedSource):
         return [xid_sql(xa.xid) for xa in held if xa.xid not in ended]
 
 
-class Taken:
+class Taken(AnyClass):
     """A publisher that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -56,19 +57,19 @@ class Taken:
         """Nothing was published before."""
 
     def begin(self, position: Position, snapshot: Any = None) -> None:
-        """See ``run.Publisher``."""
+        """See ``BatchingPublisher``."""
         assert snapshot is None
         self.begun.append(position.gtids)
 
     def publish(self, one: TransactionPart) -> None:
-        """See ``run.Publisher``."""
+        """See ``BatchingPublisher``."""
         self.parts.append(one)
 
     def refuse_failed(self) -> None:
-        """See ``run.Publisher``."""
+        """See ``BatchingPublisher``."""
 
     def close(self) -> None:
-        """See ``run.Publisher``."""
+        """See ``BatchingPublisher``."""
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,6 @@ def test_now_is_a_position_at_which_nothing_is_prepared(
     reader = BinlogReader(lambda: source, SimClock())
     source = BusyServer(parts, ends)
     source._ended = reader.stop
-    reader.run(cast(Publisher, taken))
+    reader.run(taken)
     assert taken.begun == [f"{DOMAIN}-{SERVER}-{begins}"]
     assert taken.parts == parts[begins:]

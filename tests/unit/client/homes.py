@@ -13,15 +13,16 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, TurnedClock
+from tools.simulated.stand_in import AnyClass
 from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.reading import Fetcher
+from txmq.client.routes import Routes
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.destination import Address
-from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, NotOwnerError, StaleTopicError
@@ -162,7 +163,7 @@ class HomeRoutes:
     ) -> bytes:
         return self.any_link().control.call(verb, *arguments, timeout=timeout, extensions=extensions)
 
-    def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeBroker], T]) -> T:
+    def ask_owner(self, topic: str, partition: int, ask: Callable[[HomeLink], T]) -> T:
         return ask(self.link_for(topic, partition))
 
     def ask_each(self, links: Sequence[Any], ask: Callable[[Any, float], Sequence[T]]) -> list[T]:
@@ -173,7 +174,7 @@ class HomeRoutes:
             link.close()
 
 
-class Ports:
+class Ports(AnyClass):
     """Home n answers at port n."""
 
     login = None
@@ -227,15 +228,15 @@ class OpenCommits(PendingCommits):
             raise BrokerAwayError("the home does not answer")
 
 
-class ClusterClient:
+class ClusterClient(AnyClass):
     """A client of several homes, as far as producers use it."""
 
     def __init__(self, routes: HomeRoutes, clock: TurnedClock) -> None:
         self.routes, self.clock, self.timeout, self.name = routes, clock, 5.0, "test"
         self.resolver: BackgroundResolver | None = None
-        self.topics = Topics(cast(Asking, routes), clock, self.timeout)
+        self.topics = Topics(cast(Routes, routes), clock, self.timeout)
         routes.forget = self.topics.forget
-        fetcher = Fetcher(cast(Asking, routes), self.topics, clock, self.timeout)
+        fetcher = Fetcher(cast(Routes, routes), self.topics, clock, self.timeout)
         self.fetch_raw, self.offsets = partial(fetcher.fetch_raw, timeout=1.0), fetcher.offsets
 
     @property

@@ -9,14 +9,16 @@ be taken and when it may be written; this module keeps how far it has come:
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.commits import Commits
 from txmq.broker.commit.steps import Checkpoint, Release
 from txmq.broker.commit.store import PendingCheckpoint, Store
 from txmq.config import BrokerSettings
 from txmq.runtime.ports import Clock
+
+if TYPE_CHECKING:
+    from txmq.broker.core import Core
 
 RETRY_S: Final = 1.0
 
@@ -51,7 +53,7 @@ class Checkpointing:
         "pending",
     )
 
-    def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, core: Core, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._clock = core, store, clock
         self._interval_s = settings.checkpoint_interval_ms / 1000
         self._phase = _Phase.NONE

@@ -47,12 +47,11 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.broker.commit.checkpointing import Checkpointing
 from txmq.broker.commit.commit_delay import CommitDelay
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.commits import Commits
 from txmq.broker.commit.journal_thread import JournalThread
 from txmq.broker.commit.steps import (
     LOOP,
@@ -74,6 +73,9 @@ from txmq.config import BrokerSettings
 from txmq.model import Lsn
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
+
+if TYPE_CHECKING:
+    from txmq.broker.core import Core
 
 INLINE_APPLY_SIZE_BYTES: Final = 1 << 20  # into the page cache
 UNAPPLIED_BYTES_MAX: Final = 16 << 20  # stable groups that wait for partition files; then none is sealed
@@ -123,7 +125,7 @@ class CommitPipeline:
         "journal_thread",
     )  # fmt: skip
 
-    def __init__(self, core: Commits, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, core: Core, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self._core, self._store, self._settings, self._clock = core, store, settings, clock
         self._answers_before_sync = settings.sync != "always"
         self._commit_delay = CommitDelay()

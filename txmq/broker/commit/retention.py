@@ -11,33 +11,22 @@ been later for ``ADOPTED_AFTER_S`` is taken as it is.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.state import State
 from txmq.redo import entries
+from txmq.runtime.steady_clock import SteadyClock
 
 ADOPTED_AFTER_S: Final = 86_400.0  # longer than a wrong clock goes unnoticed, shorter than most retention
 DIFFERS_MS: Final = 60_000  # less is of no consequence
 
 
-class Steady(Protocol):
-    """``SteadyClock``, as far as retention needs it."""
-
-    def now_ms(self) -> int:
-        """Wall clock that does not jump."""
-
-    def ahead_ms(self) -> int:
-        """How much later it shows than the machine's."""
-
-    def monotonic(self) -> float:
-        """Seconds; never goes back."""
-
-
 class RetentionClock:
     """The time by which messages are old; see the module's docstring."""
 
-    def __init__(self, clock: Steady) -> None:
+    def __init__(self, clock: SteadyClock) -> None:
         self._clock = clock
         self._behind_since: float | None = None
 
@@ -53,21 +42,12 @@ class RetentionClock:
         return steady_ms - ahead_ms if ahead_ms > 0 or is_adopted else steady_ms
 
 
-class Accepting(Protocol):
-    """The core's context, as far as retention needs it."""
-
-    state: State
-
-    def group_with_room(self) -> CommitGroup:
-        """The group in the making."""
-
-
-def retire(context: Accepting, now_ms: int) -> None:
+def retire(state: State, group_with_room: Callable[[], CommitGroup], now_ms: int) -> None:
     """Put the new log starts of all partitions into the group in the making."""
-    for partition in context.state.all_partitions():
+    for partition in state.all_partitions():
         start, paths = partition.expired_segments(now_ms)
         if paths:
-            group = context.group_with_room()
+            group = group_with_room()
             group.add_entry(entries.encode_log_start(partition.topic_id, partition.number, start))
             partition.set_log_start(start)
             group.unlinked.append((partition, paths))

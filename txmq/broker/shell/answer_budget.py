@@ -24,27 +24,13 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from txmq.broker.shell.connection import Connection
 
 OWN_BYTES = 4096
 STALLED_MS = 1000  # longer than a lost packet takes to be sent again
-
-
-class Taker(Protocol):
-    """A connection."""
-
-    @property
-    def user(self) -> str:
-        """Whose it is now; empty: nobody's."""
-
-    def look(self) -> None:
-        """Say with ``AnswerBudget.holds`` what it holds now."""
-
-    def has_room(self) -> None:
-        """It waited, and may go on."""
-
-    def cut_off(self) -> None:
-        """It takes nothing, and others wait for the room that it holds."""
 
 
 class _Held:
@@ -70,12 +56,12 @@ class AnswerBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit, self._share, self.used, self.used_max = limit_bytes, limit_bytes // 2, 0, 0
-        self._held: dict[Taker, _Held] = {}
+        self._held: dict[Connection, _Held] = {}
         self._of_user: dict[str, int] = {}  # bytes that the connections of a user hold
-        self.waiting: dict[Taker, None] = {}
+        self.waiting: dict[Connection, None] = {}
         self.is_fresh = False
 
-    def holds(self, taker: Taker, size_bytes: int, taken_bytes: int, now_ms: int) -> None:
+    def holds(self, taker: Connection, size_bytes: int, taken_bytes: int, now_ms: int) -> None:
         """A connection was looked at.
 
         Args:
@@ -109,16 +95,16 @@ class AnswerBudget:
             else:
                 self._of_user.pop(held.user, None)
 
-    def is_holding(self, taker: Taker) -> bool:
+    def is_holding(self, taker: Connection) -> bool:
         """Whether it had left something when it was last looked at."""
         return taker in self._held
 
-    def forget(self, taker: Taker) -> None:
+    def forget(self, taker: Connection) -> None:
         """A connection is gone."""
         self.waiting.pop(taker, None)
         self.holds(taker, 0, 0, 0)
 
-    def admits(self, taker: Taker) -> bool:
+    def admits(self, taker: Connection) -> bool:
         """Whether a long answer may be made for it now."""
         if self._has_room(taker):
             return True
@@ -126,7 +112,7 @@ class AnswerBudget:
             self.look()
         return self._has_room(taker)
 
-    def wait(self, taker: Taker) -> None:
+    def wait(self, taker: Connection) -> None:
         """Wait for room; ``has_room`` is called when its turn has come."""
         self.waiting[taker] = None
 
@@ -148,7 +134,7 @@ class AnswerBudget:
         for taker in list(self._held):
             taker.look()
 
-    def stalled(self, now_ms: int) -> list[Taker]:
+    def stalled(self, now_ms: int) -> list[Connection]:
         """The connections to cut off, so that others can go on."""
         if not self.waiting and self.used <= self._limit:
             return []
@@ -157,7 +143,8 @@ class AnswerBudget:
         waiting = [taker for taker in self.waiting if taker not in still]
         crowded = {taker.user for taker in waiting if self._is_share_used(taker)}
         is_whole = self.used > self._limit or any(taker.user not in crowded for taker in waiting)
-        found, left, of_user = list[Taker](), self.used, dict(self._of_user)
+        found: list[Connection] = []
+        left, of_user = self.used, dict(self._of_user)
         for taker, held in sorted(still.items(), key=lambda item: item[1].since_ms):
             is_crowded = held.user in crowded and of_user[held.user] >= self._share // 2
             if is_crowded or (is_whole and left >= self._limit // 2):
@@ -167,11 +154,11 @@ class AnswerBudget:
                     of_user[held.user] -= held.size_bytes
         return found
 
-    def _is_share_used(self, taker: Taker) -> bool:
+    def _is_share_used(self, taker: Connection) -> bool:
         user = taker.user
         return bool(user) and self._of_user.get(user, 0) >= self._share
 
-    def _has_room(self, taker: Taker) -> bool:
+    def _has_room(self, taker: Connection) -> bool:
         if self._is_share_used(taker):
             return False
         return self.used < (self._limit // 2 if taker in self._held else self._limit)

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from txmq.addresses import join_address
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.core import REQUESTS_A_TURN, Core
-from txmq.broker.shell.admission import Admission
-from txmq.broker.shell.answer_budget import OWN_BYTES, AnswerBudget
-from txmq.broker.shell.throttle import Throttle
+from txmq.broker.core import REQUESTS_A_TURN
+from txmq.broker.shell.answer_budget import OWN_BYTES
 from txmq.broker.verbs.access.asking import permissions_of
 from txmq.broker.verbs.transaction_checks import is_new
-from txmq.config import BrokerSettings
 from txmq.protocol import answers
-from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
+from txmq.protocol.requests import Limits, Request, RequestReader, Violation
 from txmq.runtime.logging import get_logger
 from txmq.runtime.net import keep_alive
-from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:
-    from txmq.broker.context import Context, Read
+    from txmq.broker.context import Read
+    from txmq.broker.shell.server import Server
 
 log = get_logger()
 RECEIVE_SIZE_BYTES = 64 << 10
@@ -35,27 +32,6 @@ _buffer = memoryview(bytearray(RECEIVE_SIZE_BYTES))
 WRITE_HIGH_BYTES = 1 << 20
 STRANGER_BYTES_MAX = 4 << 10  # of a connection that has not logged in, where there are users
 RECEIVE_RATE_BYTES_MIN = 64 << 10  # per second: the least rate of a long body, over handshake_timeout_ms
-
-
-class Host(Protocol):
-    """The server as a connection sees it."""
-
-    core: Core
-    context: Context
-    settings: BrokerSettings
-    clock: Clock
-    budget: ByteBudget
-    answers: AnswerBudget
-    admission: Admission
-    throttle: Throttle
-    connections: set[Connection]
-    paused: bool  # too much is queued: no connection is read
-
-    def received(self) -> None:
-        """Requests were taken in."""
-
-    def fail(self, error: BaseException) -> None:
-        """Stop the broker."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -67,7 +43,7 @@ class Connection(asyncio.BufferedProtocol):
         "_transport", "_waits", "client",
     )  # fmt: skip
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Server) -> None:
         self._host = host
         self._transport: asyncio.Transport
         limits = Limits(host.settings.request_size_bytes_max, host.settings.batch_size_bytes_max)
@@ -225,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.client.gone
 
     def begins(self, txid: bytes) -> bool:
-        """See ``throttle.Waiter``."""
+        """Whether nothing is known of that transaction yet."""
         return is_new(self._host.context, txid)
 
     def may_go_on(self) -> None:
@@ -344,11 +320,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def user(self) -> str:
-        """See ``answer_budget.Taker``."""
+        """Whose it is now; empty: nobody's."""
         return self.client.user
 
     def look(self) -> None:
-        """See ``answer_budget.Taker``."""
+        """Say with ``AnswerBudget.holds`` what it holds now."""
         unsent = self._transport.get_write_buffer_size()
         now_ms = self._host.context.liveness.now_ms
         self._host.answers.holds(self, unsent + self._reserved_bytes, self._given_bytes - unsent, now_ms)
@@ -369,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def has_room(self) -> None:
-        """See ``answer_budget.Taker``."""
+        """It waited for room, and may go on."""
         self._waits = False
         self._note_held()
         self._unpark()
@@ -383,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
             self._host.received()
 
     def cut_off(self) -> None:
-        """See ``answer_budget.Taker``."""
+        """It takes nothing, and others wait for the room that it holds."""
         self._drop("connection dropped: answers are not taken, and others wait for the memory")
 
     def _drop(self, event: str) -> None:

@@ -20,11 +20,12 @@ import enum
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from txmq.broker.cluster.asks import Ask, Result
 from txmq.broker.cluster.view import RegistryState
 from txmq.broker.cluster.work import carry_out, readable
+from txmq.broker.core import Core
 from txmq.broker.shell.joining import Connected, Entered, Member, enter, until_answered
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
 from txmq.registry.access import Access
@@ -44,19 +45,6 @@ IN_USE_SESSIONS: Final = 3  # session timeouts for which the process before this
 
 _T = TypeVar("_T")
 Post = Callable[[Callable[[], None]], None]
-
-
-class Core(Protocol):
-    """The core, as the worker uses it."""
-
-    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home], access: Access | None = None) -> None:
-        """The registry's content as it is now."""
-
-    def registry_answered(self, number: int, result: Result) -> None:
-        """The result of an ask."""
-
-    def registry_state(self, state: RegistryState) -> None:
-        """The session with the registry."""
 
 
 class _StoppedError(Exception):

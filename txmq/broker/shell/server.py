@@ -404,7 +404,7 @@ class Server:
             log.error(**self.context.alarms.pop(0))
         if now >= self._retention_at and self.context.is_serving:
             self._retention_at = now + self.settings.retention_check_interval_ms / 1000
-            retire(self.context, self._retention_clock.now_ms())
+            retire(self.context.state, self.context.group_with_room, self._retention_clock.now_ms())
         self._schedule()
         ended = self.clock.monotonic()
         self._stalls.worked(ended, ended - now)

@@ -34,7 +34,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from txmq.broker.shell.bucket import Bucket
 from txmq.broker.state.access.permissions import Permissions
@@ -44,6 +44,9 @@ from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request, Violation
+
+if TYPE_CHECKING:
+    from txmq.broker.shell.connection import Connection
 
 BURST_S: Final = 0.5
 READ_S: Final = 0.1  # a read under a quota takes no more than is paid for in this time; a large one stops all others
@@ -61,13 +64,6 @@ class Waiter(Protocol):
 
     def may_go_on(self) -> None:
         """It is this one's turn."""
-
-
-class Sender(Waiter, Protocol):
-    """A connection."""
-
-    def begins(self, txid: bytes) -> bool:
-        """Whether nothing is known of that transaction yet."""
 
 
 class _Limits(NamedTuple):
@@ -133,7 +129,7 @@ class Throttle:
 
     def admitted(
         self,
-        waiter: Sender,
+        waiter: Connection,
         known: Permissions | None,
         requests: list[Request | Violation],
         paid: int,

@@ -17,13 +17,16 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from txmq.broker.shell.connection import Connection, Host
+from txmq.broker.shell.connection import Connection
 from txmq.protocol import answers
 from txmq.protocol.certificates import end_point, names_of, told_as
 from txmq.runtime.tls import ClientTls, ServerTls, TlsError, TlsSession, explained
 from txmq.runtime.tls_records import RecordBounds
+
+if TYPE_CHECKING:
+    from txmq.broker.shell.server import Server
 
 HANDSHAKE_SIZE_BYTES_MAX: Final = 64 << 10  # certificates of a client are some KiB
 _TLS_FIRST_BYTE: Final = 0x16
@@ -51,7 +54,7 @@ class TlsDoor(asyncio.BufferedProtocol):
         "_takes_plaintext", "_transport",
     )  # fmt: skip
 
-    def __init__(self, host: Host, session: TlsSession, *, takes_plaintext: bool) -> None:
+    def __init__(self, host: Server, session: TlsSession, *, takes_plaintext: bool) -> None:
         self._session, self._takes_plaintext = session, takes_plaintext
         self._connection = Connection(host)
         self._transport: asyncio.Transport

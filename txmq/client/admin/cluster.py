@@ -4,17 +4,19 @@ the operator says of it: that a home is lost for ever.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from txmq.client.transport.ports import HomeBroker, Routing
 from txmq.errors import ConfigError, TxmqError
 from txmq.protocol.json_text import Fields, json_object
+
+if TYPE_CHECKING:
+    from txmq.client.routes import Routes
 
 _HOME_TIMEOUT_S = 2.0  # a leader that does not answer is told as such, and holds up the others' answers no longer
 
 
-def describe_cluster(routes: Routing[HomeBroker], timeout: float) -> Fields:
+def describe_cluster(routes: Routes, timeout: float) -> Fields:
     """Homes, leaders, topics and what is unavailable, as any broker knows them.
 
     Each home gets ``registry``, the state of its leader's session; None if the leader does not answer.
@@ -29,7 +31,7 @@ def describe_cluster(routes: Routing[HomeBroker], timeout: float) -> Fields:
     return {**seen, "branches": branches}
 
 
-def retire_home(routes: Routing[HomeBroker], home: str, reason: str, timeout: float) -> str:
+def retire_home(routes: Routes, home: str, reason: str, timeout: float) -> str:
     """Give a home up as lost for ever, with no copy of its directory: nothing waits for it any more.
 
     Args:
@@ -59,7 +61,7 @@ def retire_home(routes: Routing[HomeBroker], home: str, reason: str, timeout: fl
     return str(found[0])
 
 
-def _asked(routes: Routing[HomeBroker], row: dict[str, Any]) -> Fields | None:
+def _asked(routes: Routes, row: dict[str, Any]) -> Fields | None:
     """The answer of a home's own leader; None if it gives none."""
     if row["leader"] is None:
         return None

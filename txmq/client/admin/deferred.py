@@ -13,15 +13,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.client.consumer.partition import Waiting
 from txmq.client.consumer.retry.deferred import parsed, text_of
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
-from txmq.client.transport.ports import Messaging
 from txmq.errors import GroupActiveError, OffsetOutOfRangeError, StorageError, UnknownTopicError
 from txmq.model import Message
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 ATTEMPTS_MAX = 10  # at a change, while members save another text each time
 Deferred = dict[int, Waiting]
@@ -64,7 +66,7 @@ class Retries:
         store: its retry store on this host, if there is one.
     """
 
-    def __init__(self, client: Messaging, group: str, store: RetryStore | None = None) -> None:
+    def __init__(self, client: Client, group: str, store: RetryStore | None = None) -> None:
         self._client, self._group, self._store = client, group, store
 
     def list(self, place: Selection) -> tuple[Row, ...]:

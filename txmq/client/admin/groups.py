@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from txmq.client.transport.ports import HomeBroker, Routing
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,
@@ -24,24 +23,18 @@ from txmq.errors import (
 from txmq.protocol.group_rows import in_pieces
 from txmq.protocol.json_text import Fields, json_object
 
+if TYPE_CHECKING:
+    from txmq.client.home_link import HomeLink
+    from txmq.client.routes import Routes
+
 FieldsList = list[Fields]
 _AWAY = (ConnectionLostError, RequestTimeoutError, UnavailableError)
-
-
-class HomeDirectory(Routing[HomeBroker], Protocol):
-    """``Routes``."""
-
-    def all_links(self) -> Sequence[HomeBroker]:
-        """The links of all homes."""
-
-    def name_of(self, link: Any) -> str:
-        """A home for people."""
 
 
 class Groups:
     """Operators' view of consumer groups. Thread safety: any thread."""
 
-    def __init__(self, routes: HomeDirectory, timeout: float) -> None:
+    def __init__(self, routes: Routes, timeout: float) -> None:
         self._routes, self._timeout = routes, timeout
 
     def list(self) -> FieldsList:
@@ -119,20 +112,20 @@ class Groups:
 
     def delete(self, group: str) -> None:
         """Forget a group. Raises as ``describe`` and ``reset``. Durability: durable when this returns."""
-        links = self._routes.all_links()
+        links: Sequence[HomeLink] = self._routes.all_links()
         if len(links) > 1:
             links = self._refuse_active(group, links)  # those that know it
         self._apply("delete", group, {link: [] for link in links})
 
     # --- homes -------------------------------------------------------------------------------------------------------
 
-    def _by_home(self, rows: Iterable[Sequence[Any]]) -> dict[HomeBroker, Sequence[Any]]:
-        found: dict[HomeBroker, Any] = {}
+    def _by_home(self, rows: Iterable[Sequence[Any]]) -> dict[HomeLink, Sequence[Any]]:
+        found: dict[HomeLink, Any] = {}
         for row in rows:
             found.setdefault(self._routes.link_for(row[0], row[1]), []).append(row)
         return found
 
-    def _refuse_active(self, group: str, links: Sequence[HomeBroker], *, create: bool = False) -> Sequence[HomeBroker]:
+    def _refuse_active(self, group: str, links: Sequence[HomeLink], *, create: bool = False) -> Sequence[HomeLink]:
         """Refuse a change that a home would refuse; the homes that know the group."""
         answers, away = self._ask_all(links, "describe", group, is_absent_allowed=create)
         if away:
@@ -148,9 +141,9 @@ class Groups:
         return tuple(answers)
 
     def _ask_all(
-        self, links: Sequence[HomeBroker], action: str, group: str, words: Mapping[str, str] | None = None, *,
+        self, links: Sequence[HomeLink], action: str, group: str, words: Mapping[str, str] | None = None, *,
         is_absent_allowed: bool = False,
-    ) -> tuple[dict[HomeBroker, Fields], tuple[str, ...]]:  # fmt: skip
+    ) -> tuple[dict[HomeLink, Fields], tuple[str, ...]]:  # fmt: skip
         """The answers of the homes that know the group, and the names of those that are away.
 
         Raises:
@@ -158,8 +151,8 @@ class Groups:
             ConnectionLostError, RequestTimeoutError, UnavailableError: none that answers knows it, and others do not
                 answer.
         """
-        answers: dict[HomeBroker, Fields] = {}
-        away: dict[HomeBroker, TxmqError] = {}
+        answers: dict[HomeLink, Fields] = {}
+        away: dict[HomeLink, TxmqError] = {}
         unknown: UnknownGroupError | None = None
         for link in links:
             try:
@@ -174,7 +167,7 @@ class Groups:
             raise unknown
         return answers, tuple(self._routes.name_of(link) for link in away)
 
-    def _apply(self, action: str, group: str, rows: Mapping[HomeBroker, Sequence[Any]], **words: None) -> FieldsList:
+    def _apply(self, action: str, group: str, rows: Mapping[HomeLink, Sequence[Any]], **words: None) -> FieldsList:
         done: list[str] = []
         answers: FieldsList = []
         for link, of_home in rows.items():
@@ -188,7 +181,7 @@ class Groups:
         return answers
 
     def _ask(
-        self, link: HomeBroker, action: str, group: str, rows: Sequence[Any], words: Mapping[str, str | None]
+        self, link: HomeLink, action: str, group: str, rows: Sequence[Any], words: Mapping[str, str | None]
     ) -> Fields:  # fmt: skip
         body = [json.dumps(rows).encode()]
         return json_object(

@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from txmq.client.transport.ports import Asking, HomeBroker
 from txmq.errors import (
     BadRequestError,
     FencedError,
@@ -32,6 +32,10 @@ from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines, split_parts
 from txmq.xa.broker_port import recover_rows
 from txmq.xid import TxId, home_word
+
+if TYPE_CHECKING:
+    from txmq.client.home_link import HomeLink
+    from txmq.client.routes import Routes
 
 _UUID = re.compile("[0-9a-f]{32}")
 RECOVER_LIMIT = 1000  # transactions per request
@@ -48,7 +52,7 @@ Messages = list[Message]
 class Transactions:
     """``client.transactions``: look at transactions and resolve them by hand. Thread safety: any thread."""
 
-    def __init__(self, routes: Asking, timeout: float) -> None:
+    def __init__(self, routes: Routes, timeout: float) -> None:
         self._routes, self._timeout = routes, timeout
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -321,7 +325,7 @@ class Transactions:
             raise TransactionConflictError(f"transaction {text} is {word} already: nothing was done")
         return text
 
-    def _uuid_of(self, resource: str, link: HomeBroker) -> str:
+    def _uuid_of(self, resource: str, link: HomeLink) -> str:
         if _UUID.fullmatch(resource):
             return resource
         found = {row["uuid"] for row in _resources(link, self._timeout) if resource == row["resource"] and row["uuid"]}
@@ -336,7 +340,7 @@ class Transactions:
         row = self._row(txid, "heuristic")
         return row is not None and any(fact["what"] == "heuristic-hazard" for fact in row["heuristics"])
 
-    def _link_of(self, txid: str) -> HomeBroker:
+    def _link_of(self, txid: str) -> HomeLink:
         return self._routes.link_of_home(TxId.parse(txid).home)
 
     def _ask(self, txid: str) -> tuple[str, Parts]:
@@ -345,14 +349,14 @@ class Transactions:
     def _row(self, txid: str, state: str) -> Fields | None:
         return next(self._rows(self._link_of(txid), state, self._timeout, txid=txid), None)
 
-    def _rows(self, link: HomeBroker, state: str, timeout: float, **words: str) -> Iterator[Fields]:
+    def _rows(self, link: HomeLink, state: str, timeout: float, **words: str) -> Iterator[Fields]:
         wanted: dict[str, str | int | bytes | None] = {**words, "limit": RECOVER_LIMIT}
         if state != "in-doubt":
             wanted["state"] = state
         return recover_rows(lambda stated: link.control.repeat("recover", extensions=stated, timeout=timeout), wanted)
 
 
-def _resources(link: HomeBroker, timeout: float) -> FieldsList:
+def _resources(link: HomeLink, timeout: float) -> FieldsList:
     found: FieldsList = json_object(link.control.repeat("resource", "list", "*", body=(), timeout=timeout))["resources"]
     return found
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.protocol.json_text import FieldsList, json_object
 from txmq.protocol.scram import SALT_SIZE, keys_of
 from txmq.runtime.os_clock import OSRandom
@@ -14,20 +15,10 @@ from txmq.runtime.os_clock import OSRandom
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-class Control(Protocol):
-    """A connection to the broker, as ``ReconnectingConnection`` is one."""
-
-    def call(
-        self, verb: str, *arguments: str, timeout: float, extensions: Mapping[str, str | None] | None = None,
-        body: list[bytes] | None = None,
-    ) -> bytes:  # fmt: skip
-        """Send a request, wait for its answer and return the body."""
-
-
 class Users:
     """``control``: a connection of an administrator, or of anybody before the first. Thread safety: any thread."""
 
-    def __init__(self, control: Control, timeout: float) -> None:
+    def __init__(self, control: ReconnectingConnection, timeout: float) -> None:
         self._control, self._timeout = control, timeout
 
     def add(self, user: str, password: str | None, certificate: str | None = None) -> FieldsList:

@@ -16,8 +16,6 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.errors import ClosedError, TxmqError
@@ -29,13 +27,6 @@ from txmq.runtime.threads import Condition, new_condition, watch_forks
 IDLE_S_MAX = 1.0
 TURN_S = 0.005  # one-by-one takes stay with a partition for so long, before another one has its turn
 REFUSED_MAX = 500  # by the filter, before others get the lock
-
-
-class Fetches(Protocol):
-    """``ConsumerFetcher``."""
-
-    def more(self) -> None:
-        """Fetch if there is room."""
 
 
 class _ParentsLock(Condition):

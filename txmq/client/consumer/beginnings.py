@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.options import MemberSettings
-from txmq.client.transport.ports import HomeBroker, Messaging
 from txmq.errors import StorageError, TxmqError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import partitions_at_first
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
 
 
 class BeginningUnknownError(StorageError):
@@ -28,7 +32,7 @@ class BeginningUnknownError(StorageError):
 class Beginnings:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Messaging, membership: MemberSettings) -> None:
+    def __init__(self, client: Client, membership: MemberSettings) -> None:
         self._client, self._membership = client, membership
         self._found: dict[str, int] = {}  # partitions that the topics had when the consumer joined
 
@@ -54,14 +58,14 @@ class Beginnings:
             return False  # a broker that is alone says itself where the partition begins
         if number >= self._found.get(topic, number + 1):
             return True
-        links: list[HomeBroker] = []
+        links: list[HomeLink] = []
         for other in range(number):
             link = routes.link_for(topic, other)
             if link not in links and link is not routes.link_for(topic, number):
                 links.append(link)
         return self._is_later(slot, links)
 
-    def _is_later(self, slot: TopicPartition, links: Sequence[HomeBroker]) -> bool:
+    def _is_later(self, slot: TopicPartition, links: Sequence[HomeLink]) -> bool:
         topic, number = slot
         silent: TxmqError | None = None
         for link in links:

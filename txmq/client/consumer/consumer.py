@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from txmq.client.arguments import WAIT_S_MAX, require_number
 from txmq.client.consumer.assignment import Assignment
@@ -31,11 +31,13 @@ from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.client.consumer.ungrouped import UngroupedConsumer
-from txmq.client.transport.ports import Messaging
 from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import start_threads, to_end, until_terminated
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 CLOSE_S = 5.0
 RECORDS_MAX = 1_000_000_000
@@ -50,7 +52,7 @@ class Consumer:
     """
 
     def __init__(
-        self, client: Messaging, settings: ConsumerSettings, membership: MemberSettings
+        self, client: Client, settings: ConsumerSettings, membership: MemberSettings
     ) -> None:  # fmt: skip
         self._client, self.settings, self.name = client, settings, settings.options.name or membership.name
         self._clock = client.clock
@@ -74,7 +76,7 @@ class Consumer:
         self._homes = ConsumerHomes(
             client, self._assignment, self._deferred, settings, membership, store, log, self._entry.enter
         )
-        self.pending_acks = PendingAcks(client, self._assignment, self._homes, self._homes, settings.saved_as, store)
+        self.pending_acks = PendingAcks(client, self._assignment, self._homes, settings.saved_as, store)
         self._failures = Failures(
             self._assignment, self._deferred, self._dead_letters, self.pending_acks, settings, self._clock, log
         )

@@ -17,14 +17,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
-from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX
+from txmq.client.consumer.retry.dead_letters import DeadLetters
+from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX, DeferredMessages
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
+from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import TxmqError
 from txmq.model import Message
 from txmq.runtime.backoff import Backoff
@@ -39,42 +38,12 @@ _AWAY = "the offset store cannot be asked: a message that failed comes again, an
 BLOCKED = "blocked by an earlier message of its key"
 
 
-class Deferred(Protocol):
-    """``DeferredMessages``."""
-
-    def store(self, messages: Sequence[Message], failures: int, reason: str) -> list[int | None] | None:
-        """Keep contents, all or none; the ``copy`` of each, None if there is no room."""
-
-    def update(self, message: Message, failures: int, reason: str) -> None:
-        """Note that a deferred message failed again."""
-
-
-class Sink(Protocol):
-    """``DeadLetters``."""
-
-    def dead_letter(self, message: Message, failures: int, reason: str) -> None:
-        """Send a message to the dead-letter topic."""
-
-
-class Acks(Protocol):
-    """``PendingAcks``."""
-
-    def rejected(self, message: Message) -> bool:
-        """Whether a transaction decides what becomes of a message that the application rejects."""
-
-    def is_store_away(self, message: Message) -> bool:
-        """Whether the database that keeps the offsets does not answer."""
-
-    def may_give_up(self, message: Message) -> bool:
-        """Whether it is certain that no transaction has dealt with a message, nor will."""
-
-
 class Failures:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, assignment: Assignment, deferred: Deferred, dead_letters: Sink, acks: Acks, settings: ConsumerSettings,
-        clock: Clock, log: Logger,
+        self, assignment: Assignment, deferred: DeferredMessages, dead_letters: DeadLetters, acks: PendingAcks,
+        settings: ConsumerSettings, clock: Clock, log: Logger,
     ) -> None:  # fmt: skip
         self._assignment, self._deferred, self._dead_letters, self._acks = assignment, deferred, dead_letters, acks
         self._settings, self._clock, self._log = settings, clock, log

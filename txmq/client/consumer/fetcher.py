@@ -22,11 +22,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import TYPE_CHECKING
 
 from txmq.client.consumer.options import FETCH_SIZE_BYTES_MIN
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.ports import Log
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.reply import Waiter
 from txmq.errors import (
@@ -43,6 +43,9 @@ from txmq.model import Message, TopicPartition
 from txmq.protocol.answers import broker_error
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, start_daemon
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 FETCH_WAIT_MS = 1000
 FETCH_AGAIN_S = 0.2  # after an error
@@ -78,7 +81,7 @@ class ConsumerFetcher:
     look_again: LookAgain | None
 
     def __init__(
-        self, client: Log, connection: ReconnectingConnection, changed: Condition,
+        self, client: Client, connection: ReconnectingConnection, changed: Condition,
         partitions: dict[TopicPartition, ConsumedPartition], buffer_size_bytes: int, log: Logger, home: int = 0,
         unreadable: Unreadable | None = None,
     ) -> None:  # fmt: skip

@@ -9,10 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txmq.client.consumer.assignment import Assignment, Fetches
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.beginnings import Beginnings
+from txmq.client.consumer.fetcher import ConsumerFetcher
 from txmq.client.consumer.membership import Assigned
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.offsets.store import OffsetPosition, next_order
@@ -20,21 +21,23 @@ from txmq.client.consumer.options import ConsumerSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text
 from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
-from txmq.client.transport.ports import Log
 from txmq.errors import TxmqError
 from txmq.log.history import LogHistory, parsed
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+
 HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
 
 
 class Handover:
-    """See the module's docstring; implements ``Partitions``. Thread safety: the thread of the home's member."""
+    """See the module's docstring. Thread safety: the thread of the home's member."""
 
     def __init__(
-        self, assignment: Assignment, deferred: DeferredMessages, offsets: OffsetSaver, fetcher: Fetches, client: Log,
-        settings: ConsumerSettings, log: Logger, beginnings: Beginnings | None = None,
+        self, assignment: Assignment, deferred: DeferredMessages, offsets: OffsetSaver, fetcher: ConsumerFetcher,
+        client: Client, settings: ConsumerSettings, log: Logger, beginnings: Beginnings | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._deferred, self._offsets, self._fetcher = assignment, deferred, offsets, fetcher
         self._home, self._beginnings = offsets.home, beginnings

@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.beginnings import Beginnings
@@ -25,22 +25,26 @@ from txmq.client.consumer.fetcher import ConsumerFetcher
 from txmq.client.consumer.grant import Grant
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.handover import Handover
-from txmq.client.consumer.membership import Acks, Assigned, GroupMember, OtherHomes
+from txmq.client.consumer.membership import Assigned, GroupMember, OtherHomes
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore
 from txmq.client.consumer.options import ConsumerSettings, MemberSettings
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import DeferredMessages
-from txmq.client.transport.ports import HomeBroker, Messaging
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Lock, new_lock, start_threads
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.consumer.transactional_acks import PendingAcks
+    from txmq.client.home_link import HomeLink
 
 
 class ConsumerHome(NamedTuple):
     """A consumer at one home."""
 
-    link: HomeBroker
+    link: HomeLink
     requests: GroupRequests
     fetcher: ConsumerFetcher
     offsets: OffsetSaver
@@ -56,13 +60,13 @@ class ConsumerHomes:
     """
 
     def __init__(
-        self, client: Messaging, assignment: Assignment, deferred: DeferredMessages, settings: ConsumerSettings,
+        self, client: Client, assignment: Assignment, deferred: DeferredMessages, settings: ConsumerSettings,
         membership: MemberSettings, store: OffsetStore | None, log: Logger, enter: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self._client, self._assignment, self._deferred = client, assignment, deferred
         self._settings, self._membership, self._store, self._log = settings, membership, store, log
         self._enter = enter
-        self._acks: Acks | None = None
+        self._acks: PendingAcks | None = None
         self._beginnings: Beginnings | None = None
         is_alone = membership.strategy == "exclusive" or (store is not None and not store.is_shared)
         self._grant = Grant(assignment, lambda: len(client.routes.links())) if is_alone else None
@@ -74,7 +78,7 @@ class ConsumerHomes:
 
     # --- membership --------------------------------------------------------------------------------------------------
 
-    def start(self, acks: Acks) -> None:
+    def start(self, acks: PendingAcks) -> None:
         """Join the group: at the first home now, at the others one after another."""
         self._acks, self._beginnings = acks, Beginnings(self._client, self._membership)
         if self._settings.start != "earliest":
@@ -96,7 +100,7 @@ class ConsumerHomes:
             if link is not None:
                 self._join(link, self._acks)
 
-    def _join(self, link: HomeBroker, acks: Acks) -> None:
+    def _join(self, link: HomeLink, acks: PendingAcks) -> None:
         home, number = self._open(link), len(self._members)
         others = OtherHomes(number, lambda: self._held_elsewhere(number), self.look, self._grant, self._enter)
         member = GroupMember(
@@ -132,7 +136,7 @@ class ConsumerHomes:
             home.fetcher.close()
             home.requests.close()
 
-    def _open(self, link: HomeBroker) -> ConsumerHome:
+    def _open(self, link: HomeLink) -> ConsumerHome:
         assignment, settings, log, number = self._assignment, self._settings, self._log, len(self._homes)
         requests = GroupRequests(link.new_connection(), self._membership)
         unreadable = self._deferred.dead_letters.dead_letter_batch if settings.options.pass_unreadable else None

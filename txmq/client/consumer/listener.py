@@ -9,14 +9,18 @@ end, and ``run`` raises it. Otherwise its thread would end alone, and hold its p
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from txmq.client.consumer.assignment import IDLE_S_MAX, TURN_S, Assignment, Fetches
+from txmq.client.consumer.assignment import IDLE_S_MAX, TURN_S, Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import thread_number
+
+if TYPE_CHECKING:
+    from txmq.client.consumer.homes import ConsumerHomes
 
 Handle = Callable[[Message], object]
 
@@ -29,9 +33,9 @@ class Listener:
     """
 
     def __init__(
-        self, assignment: Assignment, failures: Failures, fetcher: Fetches, clock: Clock, handle: Handle
+        self, assignment: Assignment, failures: Failures, homes: ConsumerHomes, clock: Clock, handle: Handle
     ) -> None:
-        self._assignment, self._failures, self._fetcher = assignment, failures, fetcher
+        self._assignment, self._failures, self._homes = assignment, failures, homes
         self._clock, self._handle = clock, handle
         self._working: set[int] = set()
         self.error: BaseException | None = None
@@ -103,7 +107,7 @@ class Listener:
 
     def _fetch_more(self) -> None:
         self._assignment.has_room = False  # before it is looked for: another thread may find room meanwhile
-        self._fetcher.more()
+        self._homes.more()
 
     def _next(self) -> tuple[Message, ConsumedPartition] | None:
         """Wait for a message of a partition that no other thread works for; None after the end."""

@@ -1,7 +1,7 @@
 """A consumer's membership in its group at one home: joins, sends heartbeats, hands partitions over. Its own thread.
 
 Theory of operation. A heartbeat waits at the broker until the member's view of the group has changed, at most
-``heartbeat_interval``. The changes go to the ``Partitions``: new partitions with their generation and offset,
+``heartbeat_interval``. The changes go to the ``Handover``: new partitions with their generation and offset,
 partitions to be released, partitions that are lost. A member that cannot reach the broker for the session timeout
 counts itself as expelled and consumes nothing more, because its partitions go to other members. Each process has an
 *incarnation* besides the member's name. A process that joins under a name in use takes over, and the older one ends
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.client.consumer.grant import Grant
 from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
@@ -43,6 +43,11 @@ from txmq.runtime.backoff import Backoff
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, start_daemon
+
+if TYPE_CHECKING:
+    from txmq.client.consumer.handover import Handover
+    from txmq.client.consumer.offsets.saver import OffsetSaver
+    from txmq.client.consumer.transactional_acks import PendingAcks
 
 RETRY_S = 0.1
 ENTER_AGAIN_S = Backoff(0.1, 2.0)
@@ -68,60 +73,6 @@ class Assigned(NamedTuple):
     read: str | None = None
 
 
-class Partitions(Protocol):
-    """``Handover``; called by the member's thread."""
-
-    def assigned(self, assigned: Assigned) -> None:
-        """Begin to consume a partition."""
-
-    def revoked(self, slot: TopicPartition) -> None:
-        """Deliver nothing more of a partition that another member should have."""
-
-    def kept(self, slot: TopicPartition, log: LogHistory | None) -> None:
-        """Go on with a partition, also if it was revoked for a moment; not with another log."""
-
-    def lost(self, slot: TopicPartition) -> None:
-        """Consume a partition no longer: another member has it."""
-
-    def held(self) -> list[tuple[TopicPartition, int]]:
-        """What is consumed now, with generations."""
-
-    def claims(self) -> list[list[Any]]:
-        """The same for a broker that may have started since, with how far was read in which log."""
-
-    def drained(self) -> list[TopicPartition]:
-        """Revoked partitions with nothing under way any more."""
-
-    def refused(self, error: TxmqError) -> None:
-        """End the consumer: the group does not take it."""
-
-
-class Acks(Protocol):
-    """``PendingAcks``."""
-
-    def resolve(self) -> None:
-        """Look what became of messages that transactions of a database acknowledged."""
-
-
-class Offsets(Protocol):
-    """``OffsetSaver``."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other members of the group find what this one saves."""
-
-    def load(self, slot: TopicPartition, generation: int, in_broker: StoredOffset | None) -> StoredOffset | None:
-        """Read what is saved of a partition that was handed over."""
-
-    def load_many(
-        self, wanted: Sequence[tuple[TopicPartition, int]]
-    ) -> Mapping[TopicPartition, StoredOffset | None]:  # fmt: skip
-        """As ``load``, of what the store can tell at once; the others must be loaded one by one."""
-
-    def save(self, *, everything: bool = False) -> Collection[TopicPartition]:
-        """Save what the group does not know."""
-
-
 class OtherHomes(NamedTuple):
     """What a member shares with those at the consumer's other homes; a broker that is alone has none.
 
@@ -144,8 +95,8 @@ class GroupMember:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, requests: GroupRequests, clock: Clock, settings: MemberSettings, partitions: Partitions, offsets: Offsets,
-        acks: Acks, others: OtherHomes | None = None,
+        self, requests: GroupRequests, clock: Clock, settings: MemberSettings, partitions: Handover,
+        offsets: OffsetSaver, acks: PendingAcks, others: OtherHomes | None = None,
     ) -> None:  # fmt: skip
         self._requests, self._clock, self._settings = requests, clock, settings
         self._partitions, self._offsets, self._acks = partitions, offsets, acks

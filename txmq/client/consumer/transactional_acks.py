@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.client.consumer.assignment import Assignment, Fetches
+from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.offsets.store import (
     OffsetPosition,
     OffsetStore,
@@ -42,7 +42,6 @@ from txmq.client.consumer.offsets.store import (
 )
 from txmq.client.consumer.partition import ConsumedPartition, PendingAck
 from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
-from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import (
     ClosedError,
     ConfigError,
@@ -59,6 +58,10 @@ from txmq.runtime.threads import off_loop, start_daemon, to_end
 from txmq.xa.database.framework_connection import is_of_loop
 from txmq.xid import TxId
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.consumer.homes import ConsumerHomes
+
 ASK_TIMEOUT_S = 5.0
 ASK_AGAIN_S, ASK_AGAIN_S_MAX = 0.05, 1.0
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
@@ -72,16 +75,6 @@ class _From(NamedTuple):
     beside: StoredOffset | None = None
 
 
-class Offsets(Protocol):
-    """``ConsumerHomes``."""
-
-    def wait_saved(self) -> None:
-        """Wait for a save that began before this call in a store of the application's."""
-
-    def were_saved(self, positions: Iterable[OffsetPosition]) -> None:
-        """Note that the group knows these positions."""
-
-
 class PendingAcks:
     """See the module's docstring. Thread safety: any thread.
 
@@ -91,11 +84,11 @@ class PendingAcks:
     """
 
     def __init__(
-        self, client: RoutedBroker, assignment: Assignment, offsets: Offsets, fetcher: Fetches, group: str,
+        self, client: Client, assignment: Assignment, homes: ConsumerHomes, group: str,
         store: OffsetStore | OffsetStoreWithTransactions | None,
     ) -> None:  # fmt: skip
         self.client, self.group = client, group
-        self._assignment, self._offsets, self._fetcher = assignment, offsets, fetcher
+        self._assignment, self._homes = assignment, homes
         self._is_in_broker = store is None
         self._store = store if isinstance(store, OffsetStoreWithTransactions) else None
 
@@ -178,8 +171,8 @@ class PendingAcks:
                 self._assignment.changed.notify_all()
             row = committed.get(consumed.slot)
             if row is not None:
-                self._offsets.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.deferred)])
-        self._fetcher.more()
+                self._homes.were_saved([OffsetPosition(consumed.slot, row.generation, row.offset, row.deferred)])
+        self._homes.more()
 
     def doubt(self, partitions: list[ConsumedPartition], owner: object, txid: str, rows: list[OffsetRow]) -> None:
         """Deliver nothing more of these partitions, and ask for the outcome in a thread until it is known."""
@@ -251,7 +244,7 @@ class PendingAcks:
                 return
             self._look_up_before(message)
             position, from_, consumed = self._pending(message)
-            self._offsets.wait_saved()  # a save that is under way must not land after this one
+            self._homes.wait_saved()  # a save that is under way must not land after this one
             try:
                 if consumed.deferred_in_hand(message.offset) is not None:
                     from_ = _From(beside=self._still_deferred(consumed, message.offset))
@@ -366,7 +359,7 @@ class PendingAcks:
             is_all = not (self._has_pending_acks(consumed) or consumed.in_doubt)
             self._assignment.changed.notify_all()
         if found is not None and is_all and consumed.position == found.offset:
-            self._offsets.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.deferred)])
+            self._homes.were_saved([OffsetPosition(consumed.slot, consumed.generation, found.offset, found.deferred)])
 
     def rejected(self, message: Message) -> bool:
         """Note that the application rejects a message; whether a transaction decides what becomes of it."""

@@ -1,9 +1,9 @@
 """A consumer without a group: it has every partition of its topics, and saves nothing. A thread of its own.
 
 Theory of operation. A broadcast's member without a name has this in place of a ``GroupMember``. The thread asks the
-broker every ``heartbeat_interval`` which partitions the topics have, and gives all of them to the ``Partitions``. There
-is nothing to hand over or to save, and nothing is left when the consumer ends. Positions are in memory, so a restart of
-the broker changes nothing.
+broker every ``heartbeat_interval`` which partitions the topics have, and gives all of them to the ``ConsumerHomes``.
+There is nothing to hand over or to save, and nothing is left when the consumer ends. Positions are in memory, so a
+restart of the broker changes nothing.
 
 Invariants:
     * every partition of every topic is consumed: from ``start`` if it existed at the beginning, from its first message
@@ -14,31 +14,24 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.consumer.membership import RETRY_S, Assigned
 from txmq.client.consumer.options import MemberSettings
-from txmq.client.transport.ports import TopicDirectory
+from txmq.client.topics import Topics
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Signal, start_daemon
 
-
-class Partitions(Protocol):
-    """``ConsumerHomes``."""
-
-    def assigned(self, assigned: Assigned) -> None:
-        """Begin to consume a partition."""
-
-    def lost(self, slot: TopicPartition) -> None:
-        """Consume a partition no longer."""
+if TYPE_CHECKING:
+    from txmq.client.consumer.homes import ConsumerHomes
 
 
 class UngroupedConsumer:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, topics: TopicDirectory, settings: MemberSettings, partitions: Partitions) -> None:
+    def __init__(self, topics: Topics, settings: MemberSettings, partitions: ConsumerHomes) -> None:
         self._topics, self._settings, self._partitions = topics, settings, partitions
         self._log = get_logger(group=settings.group, member=settings.name)
         self._held: dict[TopicPartition, int] = {}  # with the topic's id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.producer.batches import Batch, BatchQueue
 from txmq.client.transport.reply import Waiter
@@ -10,12 +10,8 @@ from txmq.errors import TxmqError
 from txmq.model import SendResult, SendStatus
 from txmq.runtime.threads import Future
 
-
-class Driver(Protocol):
-    """A sender, as threads use it that wait for its batches."""
-
-    def step(self, waiter: Waiter, deadline: float) -> float:
-        """One round of work; returns the time it began."""
+if TYPE_CHECKING:
+    from txmq.client.producer.sender import Sender
 
 
 class Completion:
@@ -30,7 +26,7 @@ class Completion:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.done = self.is_queued = False
-        self.moved_to: Driver | None = None  # the sender that has it now, if it is not the first one
+        self.moved_to: Sender | None = None  # the sender that has it now, if it is not the first one
         self.waiters: list[Waiter] = []
         self.futures: list[tuple[int, Future[SendResult]]] = []
 

@@ -7,8 +7,7 @@ that wait for it are nudged and go on at the new sender (``Completion.moved_to``
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.producer.batches import Batch, BatchQueue, BatchState, MeantTopic
 from txmq.client.producer.completion import completion_of
@@ -18,21 +17,10 @@ from txmq.client.transport.reply import Waiter
 from txmq.errors import ConnectionLostError, DeliveryUnknownError, TxmqError
 from txmq.registry.topics import Topic
 
+if TYPE_CHECKING:
+    from txmq.client.producer.home_senders import HomeSenders
+
 SILENT_S_MAX = 1.0  # a home that has answered nothing for so long counts as away
-
-
-class Router(Protocol):
-    """All senders of a producer, as one of them uses them. Called by threads that wait, without locks."""
-
-    @property
-    def has_many(self) -> bool:
-        """Whether there is more than one home to send to."""
-
-    def rehome(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
-        """Take the batches of these queues to the homes that own their partitions now."""
-
-    def leave(self, sender: HomeSender) -> None:
-        """The sender's home is away: take elsewhere what may go there."""
 
 
 class HomeSender(Sender):
@@ -42,7 +30,7 @@ class HomeSender(Sender):
         router: what it is one of; set before the first message.
     """
 
-    router: Router | None = None
+    router: HomeSenders | None = None
 
     def step(self, waiter: Waiter, deadline: float) -> float:
         """As ``Sender.step``; takes batches elsewhere that are not sent here."""

@@ -29,15 +29,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.producer.batches import Batch, BatchQueue, ProducerLimits, Record
 from txmq.client.producer.completion import Completion, unsent
 from txmq.client.producer.home_sender import HomeSender
 from txmq.client.producer.sender import LEFTOVERS_POLL_S, Sender
-from txmq.client.producer.sender_pool import SenderPool
-from txmq.client.transaction.home_part import PendingCommits, TransactionHome
-from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
+from txmq.client.transaction.home_part import PendingCommits
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
@@ -49,54 +47,11 @@ from txmq.errors import (
 )
 from txmq.model import SendResult, TopicPartition
 from txmq.registry.topics import Topic
-from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, sheltered, watch_forks
 
-
-class SendingLink(TransactionHome, HomeBroker, Protocol):
-    """The client's side of one home, as producers use it."""
-
-    @property
-    def senders(self) -> SenderPool:
-        """The senders of producers."""
-
-    @property
-    def home(self) -> int:
-        """The home's id; 0 until it is known."""
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the home cannot be reached, as far as is known."""
-
-    def was_silent(self) -> None:
-        """The home has not answered in time, or cannot be connected to."""
-
-
-class SendingRoutes(Routing[SendingLink], Protocol):
-    """Which home owns a partition, for producers."""
-
-    @property
-    def is_lone(self) -> bool:
-        """Whether there is one broker, without a registry."""
-
-    def corrected(self, topic: str) -> None:
-        """A broker does not own a partition of the topic: find out which home does."""
-
-
-class SendingClient(Protocol):
-    """A client, as the senders of a producer use it."""
-
-    @property
-    def routes(self) -> SendingRoutes:
-        """Which home owns a partition."""
-
-    @property
-    def topics(self) -> TopicDirectory:
-        """The topics."""
-
-    @property
-    def clock(self) -> Clock:
-        """For deadlines."""
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
 
 
 class _Destination(NamedTuple):
@@ -104,25 +59,25 @@ class _Destination(NamedTuple):
 
     sender: HomeSender
     topic: Topic
-    link: SendingLink
+    link: HomeLink
 
 
 class _Rotation(NamedTuple):
     """The partitions of a topic in the order of their turns: by home, then by number."""
 
     topic: Topic
-    partitions: tuple[tuple[int, SendingLink], ...]
-    links: tuple[SendingLink, ...]
+    partitions: tuple[tuple[int, HomeLink], ...]
+    links: tuple[HomeLink, ...]
 
 
 class HomeSenders:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: SendingClient, limits: ProducerLimits) -> None:
+    def __init__(self, client: Client, limits: ProducerLimits) -> None:
         self._client, self._limits = client, limits
         self.lone: HomeSender | None = None  # the sender to a lone broker, once there is one
         self._lone_commits: PendingCommits | None = None
-        self._of_links: dict[SendingLink, HomeSender] = {}
+        self._of_links: dict[HomeLink, HomeSender] = {}
         self._destinations: dict[TopicPartition, _Destination] = {}
         self._rotations: dict[str, _Rotation] = {}
         self._numbers = count()
@@ -159,7 +114,7 @@ class HomeSenders:
         if self._lone_commits:
             self._await_commits(self._lone_commits, (topic, partition), deadline)
 
-    def _sender_of(self, link: SendingLink) -> HomeSender:
+    def _sender_of(self, link: HomeLink) -> HomeSender:
         sender = self._of_links.get(link)
         if sender is None:
             with self._lock:
@@ -299,7 +254,7 @@ class HomeSenders:
         writable = self._writable(topic)
         return writable[next(self._numbers) % len(writable)][0]
 
-    def _writable(self, topic: Topic) -> Sequence[tuple[int, SendingLink]]:
+    def _writable(self, topic: Topic) -> Sequence[tuple[int, HomeLink]]:
         rotation = self._rotations.get(topic.config.name)
         if rotation is None or rotation.topic != topic:
             rotation = self._rotations[topic.config.name] = self._rotation_of(topic)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from txmq.client.arguments import WAIT_S_MAX, require_choice, require_number, require_transaction_timeout, require_wait
 from txmq.client.partitioner import (
@@ -26,15 +26,14 @@ from txmq.client.producer.batches import RECORD_OVERHEAD_BYTES, ProducerLimits, 
 from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.completion import Completion
 from txmq.client.producer.headers import Content, checked_content
-from txmq.client.producer.home_senders import HomeSenders, SendingClient
+from txmq.client.producer.home_senders import HomeSenders
 from txmq.client.producer.sender import Sender
-from txmq.client.transaction.block import BlockClient, Transaction
+from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
-from txmq.client.transaction.half_message import HalfMessage, ProducerGroup
+from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transaction.refusals import raise_rolled_back
-from txmq.client.transport.ports import TopicDirectory
-from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, TransactionStateError, TxmqError
 from txmq.log.compression import CODECS
@@ -42,19 +41,10 @@ from txmq.model import Message, ParkedMessage, SendResult
 from txmq.runtime.threads import Future
 from txmq.xa.resources import Resource
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+
 T = TypeVar("T")
-
-
-class ProducerClient(SendingClient, BlockClient, Protocol):
-    """A client, as its producers use it."""
-
-    @property
-    def control(self) -> ReconnectingConnection:
-        """The connection for everything but reads."""
-
-    @property
-    def topics(self) -> TopicDirectory:
-        """The topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +87,10 @@ class Producer:
 
     def __init__(
         self,
-        client: ProducerClient,
+        client: Client,
         selector: PartitionSelector | None,
         settings: ProducerSettings,
-        checks: ProducerGroup | None = None,
+        checks: CheckBacks | None = None,
     ) -> None:
         self.client = client
         self.settings = settings

@@ -17,12 +17,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.relay.page_transaction import TIMEOUT_S, PageTransaction
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transport.ports import RelayClient
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     BrokerAwayError,
@@ -45,6 +44,9 @@ from txmq.outbox.relay_core import OTHER_HOME, Answer, Away, Chain, RelayRow, Se
 from txmq.outbox.relay_core import Outcome as AskOutcome
 from txmq.outbox.tables import away_reason
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+
 AWAY_S: Final = 10.0
 _REFUSED = (400, 403, 404, 413)
 _TOLD = {Outcome.COMMITTED.value: Told.COMMITTED, Outcome.ROLLED_BACK.value: Told.ROLLED_BACK}
@@ -66,7 +68,7 @@ class RelayBroker:
     Thread safety: the relay's thread.
     """
 
-    def __init__(self, client: RelayClient, outbox: Outbox) -> None:
+    def __init__(self, client: Client, outbox: Outbox) -> None:
         self._client, self._routes, self._outbox = client, client.routes, outbox
         self._connection: ReconnectingConnection | None = None
         self._session: Any = None

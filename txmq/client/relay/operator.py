@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from txmq.client.relay.broker import RelayBroker
 from txmq.client.relay.database import LEASE_MS, RelaySession
-from txmq.client.transport.ports import RelayClient
 from txmq.errors import RequestTimeoutError, TxmqError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import TopicKey
@@ -28,6 +27,9 @@ from txmq.outbox.relay_core import OTHER_HOME, Chain, Outcome, RelayRow, Told
 from txmq.outbox.tables import Backlog, ListedRow
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSClock, OSRandom
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 ADOPT_TRIES: Final = 3
 
@@ -135,7 +137,7 @@ class Operator:
             crash_point("operator.dropped")
         return len(ids)
 
-    def ends(self, client: RelayClient, row: RelayRow, *, is_fenced: bool = False) -> Ends:
+    def ends(self, client: Client, row: RelayRow, *, is_fenced: bool = False) -> Ends:
         """What the broker says. It may take longer than the database lets a session of ours be idle: none is open then.
 
         Args:
@@ -157,7 +159,7 @@ class Operator:
             is_committed = told is Told.COMMITTED or (told is not None and last == row.claim)
             return Ends(home, is_same_home, is_committed, last)
 
-    def adopt(self, client: RelayClient, *, is_copy: bool) -> Adopted | None:
+    def adopt(self, client: Client, *, is_copy: bool) -> Adopted | None:
         """Let the line go on here, with what the broker has as its past; all that waits is parked.
 
         Args:

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.session import ClientSession
 from txmq.outbox.page import BYTES_PER_S
 from txmq.outbox.relay_core import Told
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.two_phase.coordinator import BranchState
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
 
 TIMEOUT_S: Final = 5.0
 
@@ -28,7 +33,9 @@ TIMEOUT_S: Final = 5.0
 class PagePart(HomePart):
     """The part at the home that decides: of the relay's own session, which has no other transactions."""
 
-    def __init__(self, client: Any, anchor: Any, connection: ReconnectingConnection, session: Any) -> None:
+    def __init__(
+        self, client: Client, anchor: HomeLink, connection: ReconnectingConnection, session: ClientSession
+    ) -> None:
         super().__init__(anchor, client.clock, TIMEOUT_S)
         self._control, self._session, self._is_attached = connection, session, True
         self.begin()
@@ -65,7 +72,9 @@ class PageTransaction(TransactionHomes):
         connection: the relay's own one to it, whose session has no other transactions.
     """
 
-    def __init__(self, client: Any, anchor: Any, connection: ReconnectingConnection, session: Any) -> None:
+    def __init__(
+        self, client: Client, anchor: HomeLink, connection: ReconnectingConnection, session: ClientSession
+    ) -> None:
         self.page = PagePart(client, anchor, connection, session)
         super().__init__(client, client.clock, TIMEOUT_S, self.page)
 
@@ -113,8 +122,7 @@ class PageTransaction(TransactionHomes):
         """Homes that have not answered are away until they do."""
         for part in self.others:
             if part.state is BranchState.PREPARING:
-                home: Any = part.home
-                home.was_silent()
+                part.home.was_silent()
 
 
 def _part_was_sent(on_part: Callable[[], None]) -> None:

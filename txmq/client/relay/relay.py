@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from txmq.client.relay.broker import RelayBroker
 from txmq.client.relay.database import Durability, RelayDatabase
 from txmq.client.relay.watch import BacklogWatch
-from txmq.client.transport.ports import RelayClient
 from txmq.errors import ClosedError, ConfigError, OutboxStoppedError, RequestTimeoutError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.relay_core import (
@@ -45,6 +44,9 @@ from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Random
 from txmq.runtime.threads import Signal, start_daemon, thread_number
 from txmq.xa.database.refusals import ASK_AGAIN_S
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 _THREAD_NAME: Final = "txmq-relay"
 _IDLE_S: Final = Backoff(0.002, 0.020)
@@ -76,7 +78,7 @@ class Relay:
     """
 
     def __init__(
-        self, client: RelayClient, outbox: Outbox, connect: Callable[[], Any], random: Random | None = None,
+        self, client: Client, outbox: Outbox, connect: Callable[[], Any], random: Random | None = None,
         durability: Durability = "forced",
     ) -> None:  # fmt: skip
         self.outbox, self._client, self._clock = outbox, client, client.clock

@@ -9,14 +9,17 @@ sending was never stored. If retention has removed that part, the answer is unkn
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool_rows import Entry
 from txmq.errors import RemoteProtocolError
 from txmq.log import records
 from txmq.log.batch import HEADER
-from txmq.model import PartitionRange
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.spooling.spool_homes import SpoolHome
 
 READ_SIZE_BYTES = 1 << 20
 
@@ -29,38 +32,19 @@ class StoredInLog(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Reader(Protocol):
-    """A client, as the look-up uses it."""
-
-    def fetch_raw(
-        self, topic: str, partition: int, offset: int, max_bytes: int = READ_SIZE_BYTES, timeout: float = 1.0
-    ) -> bytes:
-        """See ``Client.fetch_raw``."""
-
-    def offsets(self, topic: str, partition: int) -> PartitionRange:
-        """See ``Client.offsets``."""
-
-
-class Broker(Protocol):
-    """A broker that holds the log."""
-
-    def stats(self) -> str:
-        """Its statistics."""
-
-
-def broker_epoch(broker: Broker) -> str:
+def broker_epoch(home: SpoolHome) -> str:
     """The number of the broker's incarnation: another one after each restart.
 
     Raises:
         TxmqError: the broker does not tell it now.
     """
-    for line in broker.stats().splitlines():
+    for line in home.stats().splitlines():
         if line.startswith("epoch "):
             return line
     raise RemoteProtocolError("the broker's stats tell no epoch")
 
 
-def look_up(reader: Reader, entry: Entry) -> StoredInLog:
+def look_up(client: Client, entry: Entry) -> StoredInLog:
     """Read the partition from the offset that it had reached before the batch was first sent.
 
     Raises:
@@ -69,12 +53,12 @@ def look_up(reader: Reader, entry: Entry) -> StoredInLog:
     """
     assert entry.assigned is not None
     wanted = _identity(stamped(entry.content, entry.assigned))
-    held = reader.offsets(entry.topic, entry.partition)
+    held = client.offsets(entry.topic, entry.partition)
     # An end below it: the topic was created anew under its name.
     offset_at_least = entry.assigned.offset_at_least if entry.assigned.offset_at_least <= held.end else 0
     offset = max(held.start, offset_at_least)
     while offset < held.end:
-        body = reader.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
+        body = client.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
         if not body:
             return StoredInLog.UNKNOWN
         for raw in records.decode_raw(body, entry.topic, entry.partition):

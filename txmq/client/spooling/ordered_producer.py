@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from txmq.client.arguments import (
     WAIT_S_MAX,
@@ -31,13 +31,10 @@ from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.batches import MeantTopic, ProducerLimits, Record
 from txmq.client.producer.core import BACKOFF_S
 from txmq.client.producer.headers import Content, checked_content
-from txmq.client.spooling.log_lookup import Reader
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
-from txmq.client.spooling.spool_homes import HomesClient, SpoolHome, SpoolHomes
+from txmq.client.spooling.spool_homes import SpoolHome, SpoolHomes
 from txmq.client.transaction.current import refuse_enclosed
-from txmq.client.transaction.home_part import TransactionClient
-from txmq.client.transport.ports import Log
 from txmq.client.transport.reconnecting import END_S_MAX
 from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
 from txmq.errors import (
@@ -53,6 +50,9 @@ from txmq.log.compression import CODECS
 from txmq.model import Message, ParkedMessage, SendResult, SendStatus, TopicPartition, is_valid_name
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.threads import Future, Lock, Signal, off_loop, start_daemon, watch_forks
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 TOPIC_AGE_S_MAX = 30.0  # the number of a topic's partitions is asked for again after that
 _IDLE_S = 5.0  # the drain thread looks this often without a signal
@@ -103,10 +103,6 @@ class OrderedOptions:
 ORDERED_DEFAULTS = OrderedOptions()
 
 
-class SpoolClient(HomesClient, TransactionClient, Log, Reader, Protocol):
-    """A client, as ordered producers use it."""
-
-
 class OrderedMessageProducer:
     """Sends messages in order, per partition. Made by ``client.ordered_producer``; usable as a block.
 
@@ -115,7 +111,7 @@ class OrderedMessageProducer:
 
     _sends = True  # the spool is drained
 
-    def __init__(self, client: SpoolClient, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
+    def __init__(self, client: Client, selector: PartitionSelector, spool: str, options: OrderedOptions) -> None:
         require_kind("options", options, OrderedOptions, "txmq.OrderedOptions(...)")
         options.check()
         require_selector(selector)

@@ -44,6 +44,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from txmq.client.producer.batches import ANY_TOPIC, SEQUENCE_MASK, Batch, MeantTopic, Record
 from txmq.client.producer.completion import Completion
@@ -57,7 +58,7 @@ from txmq.client.spooling.drain_rules import (
     stored_at,
     to_be_numbered,
 )
-from txmq.client.spooling.log_lookup import Reader, StoredInLog, broker_epoch, look_up
+from txmq.client.spooling.log_lookup import StoredInLog, broker_epoch, look_up
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_homes import SpoolHomes
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity, Ticket
@@ -79,6 +80,9 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, new_future, new_lock
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+
 DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
 VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then
 
@@ -91,12 +95,12 @@ class PartitionQueue:
     """
 
     def __init__(
-        self, partition: TopicPartition, spool: Spool, homes: SpoolHomes, reader: Reader, clock: Clock, *,
+        self, partition: TopicPartition, spool: Spool, homes: SpoolHomes, client: Client, clock: Clock, *,
         attempts_max: int, visibility_wait_s: float = VISIBILITY_WAIT_S,
     ) -> None:  # fmt: skip
         self.partition = partition
         self._spool, self._homes, self.home = spool, homes, homes.known(partition)
-        self._reader, self._clock = reader, clock
+        self._client, self._clock = client, clock
         self._attempts_max, self._visibility_wait_s = attempts_max, visibility_wait_s
         self._lock = new_lock()
         self._draining = new_lock()  # the drain threads of two homes meet if the partition is made anew at another home
@@ -274,7 +278,7 @@ class PartitionQueue:
     def _look_at_end(self, sequence: int) -> int:
         """How far the partition has got. Asked again where numbering begins: the topic may be another one by then."""
         if self._offset_at_least is None or sequence == 0:
-            self._offset_at_least = self._reader.offsets(*self.partition).end
+            self._offset_at_least = self._client.offsets(*self.partition).end
         return self._offset_at_least
 
     def _next_sequences(self, identity: SpoolIdentity, entries: Sequence[Entry]) -> list[AssignedSequence]:
@@ -404,7 +408,7 @@ class PartitionQueue:
         if now - self._contradicted.setdefault((identity, epoch), now) < self._visibility_wait_s:
             raise error
         try:
-            stored = look_up(self._reader, entry)
+            stored = look_up(self._client, entry)
         except UnknownTopicError:
             stored = StoredInLog.ABSENT
         if stored is StoredInLog.STORED:

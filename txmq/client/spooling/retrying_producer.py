@@ -14,31 +14,25 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.arguments import require_wait
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.batches import Record
 from txmq.client.producer.bulk import Pair
-from txmq.client.producer.producer import Producer, ProducerClient, ProducerSettings
-from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
-from txmq.client.transaction.half_message import ProducerGroup
+from txmq.client.producer.producer import Producer, ProducerSettings
+from txmq.client.spooling.ordered_producer import OrderedOptions
+from txmq.client.transaction.checker import CheckBacks
 from txmq.errors import ConfigError, TxmqError
 from txmq.model import ParkedMessage, SendResult
 from txmq.runtime.threads import Future
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+
 _DEFAULTS = ProducerSettings()
 _AT_A_TIME = 256  # of many messages; then an event loop goes on
 _WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
-
-
-class RetryingClient(ProducerClient, Protocol):
-    """A client, as these producers use it."""
-
-    def ordered_producer(
-        self, partition_selector: PartitionSelector, spool: str, *, options: OrderedOptions = ORDERED_DEFAULTS
-    ) -> OrderedMessageProducer:
-        """Make an ordered producer."""
 
 
 class RetryingProducer(Producer):
@@ -51,8 +45,8 @@ class RetryingProducer(Producer):
     """
 
     def __init__(
-        self, client: RetryingClient, selector: PartitionSelector | None, settings: ProducerSettings,
-        checks: ProducerGroup | None, store: str,
+        self, client: Client, selector: PartitionSelector | None, settings: ProducerSettings,
+        checks: CheckBacks | None, store: str,
     ) -> None:  # fmt: skip
         super().__init__(client, selector, settings, checks)
         refused = [name for name in _WITHOUT_STORE if getattr(settings, name) != getattr(_DEFAULTS, name)]

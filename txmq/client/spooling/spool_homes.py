@@ -11,65 +11,24 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.producer.batches import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import SpoolIdentity
-from txmq.client.transaction.home_part import TransactionHome
-from txmq.client.transport.ports import HomeBroker, Routing, TopicDirectory
 from txmq.errors import RequestTimeoutError
 from txmq.model import TopicPartition
-from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, Signal, watch_forks
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
+
 ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
-
-
-class SpoolLink(TransactionHome, HomeBroker, Protocol):
-    """The client's side of one home, as ordered producers use it."""
-
-    @property
-    def home(self) -> int:
-        """The home's id; 0 until it is known."""
-
-
-class SpoolRoutes(Routing[SpoolLink], Protocol):
-    """Which home owns a partition, for ordered producers."""
-
-    @property
-    def is_lone(self) -> bool:
-        """Whether there is one broker, without a registry."""
-
-    def all_links(self) -> Sequence[SpoolLink]:
-        """The links of all homes; raises if no broker tells which there are."""
-
-    def corrected(self, topic: str) -> None:
-        """A broker does not own a partition of the topic: find out which home does."""
-
-
-class HomesClient(Protocol):
-    """A client, as this module uses it."""
-
-    @property
-    def name(self) -> str:
-        """The client's name in the broker's lists and logs."""
-
-    @property
-    def clock(self) -> Clock:
-        """For deadlines."""
-
-    @property
-    def topics(self) -> TopicDirectory:
-        """The topics."""
-
-    @property
-    def routes(self) -> SpoolRoutes:
-        """Which home owns a partition."""
 
 
 class SpoolHome:
@@ -81,7 +40,7 @@ class SpoolHome:
         stopped: set when that thread has ended.
     """
 
-    def __init__(self, link: SpoolLink, sessions: Sessions, sender: OrderedSender) -> None:
+    def __init__(self, link: HomeLink, sessions: Sessions, sender: OrderedSender) -> None:
         self._link, self.sessions, self.sender = link, sessions, sender
         self.commits = link.pending_commits
         self.wake, self.stopped = Signal(), Signal()
@@ -106,13 +65,13 @@ class SpoolHomes:
     """
 
     def __init__(
-        self, client: HomesClient, spool: Spool, limits: ProducerLimits, on_given_up: Callable[[], None],
+        self, client: Client, spool: Spool, limits: ProducerLimits, on_given_up: Callable[[], None],
         on_unknown_topic: Callable[[str], None], on_opened: Callable[[SpoolHome], None],
     ) -> None:  # fmt: skip
         self._client, self._spool, self._limits = client, spool, limits
         self._on_given_up, self._on_unknown_topic, self._on_opened = on_given_up, on_unknown_topic, on_opened
         self._former = spool.sessions()
-        self._of_links: dict[SpoolLink, SpoolHome] = {}
+        self._of_links: dict[HomeLink, SpoolHome] = {}
         self._lock = Lock()
         watch_forks(self)
 
@@ -146,7 +105,7 @@ class SpoolHomes:
         """Another topic has the name: messages from now on are for that one."""
         self._on_unknown_topic(topic)
 
-    def _of(self, link: SpoolLink) -> SpoolHome:
+    def _of(self, link: HomeLink) -> SpoolHome:
         home = self._of_links.get(link)
         if home is None:
             with self._lock:
@@ -155,7 +114,7 @@ class SpoolHomes:
                     home = self._of_links[link] = self._new(link)
         return home
 
-    def _new(self, link: SpoolLink) -> SpoolHome:
+    def _new(self, link: HomeLink) -> SpoolHome:
         def is_of_link(identity: SpoolIdentity) -> bool:
             return self._client.routes.is_lone or identity.home == link.home
 

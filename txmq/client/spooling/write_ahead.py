@@ -14,16 +14,19 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.producer.batches import MeantTopic, Record
-from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions, SpoolClient
+from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_rows import INSERT, Entry, Ticket
 from txmq.errors import StorageError, TransactionStateError
 from txmq.model import SendResult, TopicPartition
 from txmq.runtime.threads import Future
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 REFUSALS_MAX = 5  # of one message: then it counts as refused for good
 _PAGE = 500
@@ -141,7 +144,7 @@ class WriteAheadProducer(OrderedMessageProducer):
     _sends = False
     _spool: WriteAheadSpool
 
-    def __init__(self, client: SpoolClient, path: str, options: OrderedOptions) -> None:
+    def __init__(self, client: Client, path: str, options: OrderedOptions) -> None:
         super().__init__(client, KeyHashSelector(), path, options)
 
     def _opened(self, spool: str, size_bytes_max: int) -> Spool:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
-from txmq.client.transport.ports import RoutedBroker
 from txmq.errors import TransactionError, TransactionStateError
 from txmq.model import Message, Outcome
 from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 
 class TransactionAcks:
@@ -23,7 +26,7 @@ class TransactionAcks:
         await_end: waits for the broker's answer, until a time, if the transaction has ended before it came.
     """
 
-    def __init__(self, client: RoutedBroker, await_end: Callable[[float], None]) -> None:
+    def __init__(self, client: Client, await_end: Callable[[float], None]) -> None:
         self._client, self._await_end = client, await_end
         self._partitions: dict[PendingAcks, dict[ConsumedPartition, None]] = {}
         self._rows: dict[PendingAcks, list[OffsetRow]] = {}

@@ -10,17 +10,19 @@ fork.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.transaction.home_part import PendingCommits
-from txmq.client.transport.ports import RoutedBroker
+from txmq.client.transport.reply import Reply
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
-from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import XAResource
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 _THREAD_NAME = "txmq-resolver"
 CLOSE_WAIT_S = 1.0  # a connection that is closed with answers unread may take requests with it
@@ -32,7 +34,7 @@ class BackgroundResolver:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: RoutedBroker) -> None:
+    def __init__(self, client: Client) -> None:
         self._resolver, self._client = Resolver(client, []), client
         self._added: dict[LastResource | XAResource, int] = {}  # and by which process
         self._untold: dict[PendingCommits, None] = {}
@@ -87,7 +89,7 @@ class BackgroundResolver:
         self._resolver.report(hazard, on_reported)
         self.wake()
 
-    def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
+    def completed(self, resource: XAResource, txid: str, answer: Reply) -> None:
         """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
         self._resolver.branch_resolver(resource, txid).completed(txid, answer)
 
@@ -127,20 +129,10 @@ class BackgroundResolver:
             self._ended.set()
 
 
-class ResolvingClient(RoutedBroker, Protocol):
-    """A client, as transactions with databases use it.
-
-    Attributes:
-        resolver: its resolver, once it was asked for.
-    """
-
-    resolver: BackgroundResolver | None
-
-
 _lock = Lock()
 
 
-def resolver_of(client: ResolvingClient) -> BackgroundResolver:
+def resolver_of(client: Client) -> BackgroundResolver:
     """The client's resolver, made when first asked for."""
     found = client.resolver
     if found is None:
@@ -150,7 +142,7 @@ def resolver_of(client: ResolvingClient) -> BackgroundResolver:
     return found
 
 
-def stop_resolver(client: ResolvingClient) -> None:
+def stop_resolver(client: Client) -> None:
     """Called when a client is closed."""
     found, client.resolver = client.resolver, None
     if found is not None:

@@ -22,21 +22,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from txmq.client.arguments import require_transaction_timeout, require_wait
 from txmq.client.transaction.acks import TransactionAcks
-from txmq.client.transaction.background_resolver import ResolvingClient, resolver_of
+from txmq.client.transaction.background_resolver import resolver_of
 from txmq.client.transaction.current import Entered, current_transaction, enter, note_use
 from txmq.client.transaction.ending import Ending
-from txmq.client.transaction.home_part import TransactionClient
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.last_resource_ending import LastResourceEnding
 from txmq.client.transaction.local_ending import LocalEnding
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.refusals import rolled_back
 from txmq.client.transaction.two_phase_ending import TwoPhaseEnding
-from txmq.client.transport.ports import MessageRouter
 from txmq.errors import (
     HeuristicError,
     RequestTimeoutError,
@@ -55,14 +53,14 @@ from txmq.xa.last_resource.savepoint import Savepoint
 from txmq.xa.resources import Resource, sorted_out
 from txmq.xa.two_phase.branch import XAResource
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.producer.producer import Producer
+
 LOOK_AGAIN_S = 0.005
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
 _UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
 _savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
-
-
-class BlockClient(TransactionClient, ResolvingClient, Protocol):
-    """A client, as its transaction blocks use it."""
 
 
 class Transaction:
@@ -84,7 +82,7 @@ class Transaction:
     """
 
     def __init__(
-        self, client: BlockClient, producer: MessageRouter, resources: Sequence[Resource] = (), timeout: float = 30.0,
+        self, client: Client, producer: Producer, resources: Sequence[Resource] = (), timeout: float = 30.0,
         *, compression: str | None = None,
     ) -> None:  # fmt: skip
         require_transaction_timeout(timeout)

@@ -18,10 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from txmq.client.transaction.half_message import HalfMessage
 from txmq.client.transaction.prepared import resolve
-from txmq.client.transport.ports import Broker, BrokerControl, RoutedBroker
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
 from txmq.log.records import TAG_HEADER, Record, decode
 from txmq.model import Message, Resolution
@@ -30,6 +31,10 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Logger, get_logger, in_words
 from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
 
 WAIT_MS = 1000  # of a long poll; an unreported decision waits so long at most
 HALVES_PER_POLL = 20  # a slow checker must not hold many that another member could be asked about
@@ -82,10 +87,10 @@ class CheckBacks:
     Thread safety: any thread.
     """
 
-    def __init__(self, client: RoutedBroker, group: str, checker: Checker) -> None:
+    def __init__(self, client: Client, group: str, checker: Checker) -> None:
         self.group, self.checker = group, checker
         self._client = client
-        self._checks: dict[Broker, _HomeChecks] = {}
+        self._checks: dict[HomeLink, _HomeChecks] = {}
         self._log = get_logger(group=group)
         self._lock = Lock()
         self._started: tuple[int, int] | None = None  # process, and how many homes have a thread
@@ -95,7 +100,7 @@ class CheckBacks:
     # --- for halves of this process ----------------------------------------------------------------------------------
 
     def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
-        """See ``ProducerGroup``."""
+        """Ask the application's checker about a half of this process. Never raises Exception."""
         key, value, headers, timestamp_ms = record
         tag = next((content.decode() for name, content in headers if name == TAG_HEADER), None)
         rest = {name: content for name, content in headers if name != TAG_HEADER}
@@ -103,7 +108,7 @@ class CheckBacks:
         return self.answer(CheckRequest(txid, message, 0, 0))
 
     def leave(self, half: HalfMessage, resolution: Resolution) -> None:
-        """See ``ProducerGroup``."""
+        """Report a decision until it has reached the broker."""
         self.start()
         self._checks_at(half.home).leave(half, resolution)
 
@@ -153,11 +158,11 @@ class CheckBacks:
         for checks in list(self._checks.values()):
             checks.report_decisions()
 
-    def _checks_at(self, home: Broker) -> _HomeChecks:
+    def _checks_at(self, home: HomeLink) -> _HomeChecks:
         with self._lock:
             return self._made(home)
 
-    def _made(self, home: Broker) -> _HomeChecks:
+    def _made(self, home: HomeLink) -> _HomeChecks:
         checks = self._checks.get(home)
         if checks is None:
             checks = self._checks[home] = _HomeChecks(home, self, self._log)
@@ -187,9 +192,9 @@ class _HomeChecks:
     Thread safety: ``leave`` and ``stop`` from any thread.
     """
 
-    def __init__(self, home: Broker, group: CheckBacks, log: Logger) -> None:
+    def __init__(self, home: HomeLink, group: CheckBacks, log: Logger) -> None:
         self._home, self._group, self._log = home, group, log
-        self._connection: BrokerControl | None = None
+        self._connection: ReconnectingConnection | None = None
         self._unreported: deque[tuple[HalfMessage, Resolution]] = deque()
         self._signal = Signal()
         self.is_started = self._is_stopping = self._is_away = False

@@ -41,12 +41,15 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from sys import _getframe as frame_above
 from types import FrameType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from txmq.errors import TransactionStateError
 from txmq.log.records import Headers
 from txmq.model import SendResult
 from txmq.runtime.contexts import SEND_WATCHERS, is_alone
+
+if TYPE_CHECKING:
+    from txmq.client.transaction.external_branch import ExternalBranch
 
 # Compiled, a ``Final`` costs no look-up.
 _GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR
@@ -67,14 +70,6 @@ class Enclosing(Protocol):
         self, topic: str, partition: int, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
     ) -> SendResult:
         """Append a message whose partition is chosen."""
-
-
-class Branch(Enclosing, Protocol):
-    """A branch of an external transaction manager."""
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether nothing joins it any more, wherever it is still associated."""
 
 
 class Entered:
@@ -121,7 +116,7 @@ _entered: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", def
 # The block that a context outside of it has used.
 _used: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction_used", default=None)
 _probe: Final[ContextVar[None]] = ContextVar("txmq_transaction_probe", default=None)
-_associated: Final[ContextVar[tuple[Branch, ...]]] = ContextVar("txmq_branches", default=())
+_associated: Final[ContextVar[tuple[ExternalBranch, ...]]] = ContextVar("txmq_branches", default=())
 _holding: Final[dict[FrameType, Entered]] = {}  # generators in which blocks of this process are open
 
 
@@ -143,22 +138,22 @@ def current_transaction() -> Enclosing | None:
     return _innermost(entered)
 
 
-def associate(branch: Branch) -> None:
+def associate(branch: ExternalBranch) -> None:
     """Let what the caller's context sends join a branch."""
     _associated.set((*_associated.get(), branch))
 
 
-def dissociate(branch: Branch) -> None:
+def dissociate(branch: ExternalBranch) -> None:
     """Messages of the caller's context join the branch no more."""
     _associated.set(tuple(one for one in _associated.get() if one is not branch))
 
 
-def is_associated(branch: Branch) -> bool:
+def is_associated(branch: ExternalBranch) -> bool:
     """Whether the caller's context is associated with a branch."""
     return branch in _associated.get()
 
 
-def associated_branch(client: object) -> Branch | None:
+def associated_branch(client: object) -> ExternalBranch | None:
     """The branch that messages of this client's producers join, or None."""
     for branch in _associated.get():
         if branch.client is client and not branch.is_ended:

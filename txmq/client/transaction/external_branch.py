@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txmq.client.transaction.home_part import TransactionClient
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.refusals import raise_rolled_back
@@ -44,6 +43,9 @@ from txmq.runtime.threads import Lock
 from txmq.state_machine import next_step
 from txmq.xa.xopen import XACode
 from txmq.xid import FORMAT_ID_MAX, XID_PART_BYTES_MAX, Xid
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 Row = dict[str, Any]
 _LOST_SESSION = (TransactionConflictError, FencedError, OtherSessionError)
@@ -110,7 +112,7 @@ class ExternalBranch:
     Thread safety: ``add`` from any thread.
     """
 
-    def __init__(self, client: TransactionClient, xid: Xid, timeout_s: float) -> None:
+    def __init__(self, client: Client, xid: Xid, timeout_s: float) -> None:
         self.client, self.xid = client, xid
         self.state = BranchState.ACTIVE
         self.homes = TransactionHomes(client, client.clock, timeout_s)

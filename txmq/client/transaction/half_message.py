@@ -20,15 +20,13 @@ Invariants:
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from txmq.client.transaction.conversation import ROLLBACK_TIMEOUT_S, Extensions
-from txmq.client.transaction.home_part import TransactionClient
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transaction.refusals import LOST, raise_rolled_back
-from txmq.client.transport.ports import Broker
 from txmq.errors import (
     FencedError,
     HeuristicCommitError,
@@ -50,25 +48,13 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
+    from txmq.client.transaction.checker import CheckBacks
+
 RESOLVE_S = 5.0  # then the check-back thread goes on reporting
 _OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
-
-
-class ProducerGroup(Protocol):
-    """The producer group, as a half message sees it."""
-
-    @property
-    def group(self) -> str:
-        """The group's name."""
-
-    def start(self) -> None:
-        """Start the check-back thread, if it does not run in this process."""
-
-    def ask(self, txid: str, topic: str, partition: int, record: Record) -> Resolution:
-        """Ask the application's checker about a half of this process. Never raises Exception."""
-
-    def leave(self, half: HalfMessage, resolution: Resolution) -> None:
-        """Report the decision until it has reached the broker."""
 
 
 class HalfMessage:
@@ -82,9 +68,7 @@ class HalfMessage:
     Thread safety: any thread.
     """
 
-    def __init__(
-        self, client: TransactionClient, group: ProducerGroup, timeout_s: float, compression: str | None
-    ) -> None:
+    def __init__(self, client: Client, group: CheckBacks, timeout_s: float, compression: str | None) -> None:
         self._group = group
         self._homes = TransactionHomes(client, client.clock, timeout_s)
         self._broker = self._homes.decider
@@ -98,7 +82,7 @@ class HalfMessage:
         self.pending: tuple[str, ...] = ()
 
     @property
-    def home(self) -> Broker:
+    def home(self) -> HomeLink:
         """The broker that has it."""
         return self._broker.home
 

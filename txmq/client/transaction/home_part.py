@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from txmq.client.transaction.conversation import ROLLBACK_TIMEOUT_S, Conversation
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.refusals import LOST, rolled_back
-from txmq.client.transport.ports import RoutedBroker, RoutedHome, Routing
+from txmq.client.transport.reply import Reply
 from txmq.errors import (
     FencedError,
     NotOwnerError,
@@ -50,9 +50,12 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Attempt, Turn
-from txmq.xa.broker_port import Answer, was_settled
+from txmq.xa.broker_port import was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import TxId
+
+if TYPE_CHECKING:
+    from txmq.client.home_link import HomeLink
 
 TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the same key
 COMMITS_IN_FLIGHT_MAX = 1024  # written and not answered, at one home
@@ -92,7 +95,7 @@ class HomePart(Conversation):
 
     turn: Turn  # from ``commit`` on
 
-    def __init__(self, home: TransactionHome, clock: Clock, timeout_s: float, of: HomePart | None = None) -> None:
+    def __init__(self, home: HomeLink, clock: Clock, timeout_s: float, of: HomePart | None = None) -> None:
         super().__init__(home, clock, timeout_s)
         self.of, self.commits = of, home.pending_commits
         if of is not None:
@@ -102,11 +105,11 @@ class HomePart(Conversation):
         self.uuid = ""
         self.state = BranchState.ACTIVE
         self.error: RolledBackError | None = None
-        self._rollback: Answer | None = None
+        self._rollback: Reply | None = None
         self.lines: Sequence[PartResult] | None = None
         self.refusal: TxmqError | None = None
         self.on_answered: Callable[[HomePart], None] = nothing
-        self.answer: Answer | None = None
+        self.answer: Reply | None = None
         self.is_late = self.is_open = self.is_delayable = False
 
     @property
@@ -114,7 +117,7 @@ class HomePart(Conversation):
         """The home, as it is shown to people."""
         return f"home {TxId.parse(self.txid).home:016x}"
 
-    def go_to(self, home: TransactionHome) -> None:
+    def go_to(self, home: HomeLink) -> None:
         """Let another home decide, before the id is taken.
 
         Raises:
@@ -146,7 +149,7 @@ class HomePart(Conversation):
         """Whether what was taken has to be sent ahead."""
         return bool(self.streamed.parts) or not self.fits_one_request(self.parts)
 
-    def prepare(self, submit: Callable[[], Answer]) -> None:
+    def prepare(self, submit: Callable[[], Reply]) -> None:
         """Send ``prepare`` of what was taken; ``await_prepared`` says what came of it.
 
         Args:
@@ -161,7 +164,7 @@ class HomePart(Conversation):
             if self.of is not None:
                 crash_point("client.homes.prepare_sent")
 
-    def await_prepared(self, submit: Callable[[], Answer]) -> None:
+    def await_prepared(self, submit: Callable[[], Reply]) -> None:
         """Wait for the home; afterwards ``state`` and ``error`` say what is known.
 
         Args:
@@ -474,23 +477,3 @@ class PendingCommits:
 
 def _is_waited_for(part: HomePart, slot: TopicPartition, besides: str) -> bool:
     return slot in part.slots and not (besides and part.uuid == besides)
-
-
-class TransactionHome(RoutedHome, Protocol):
-    """``HomeLink``, as transactions use it."""
-
-    @property
-    def home(self) -> int:
-        """The home's id; 0 before the first connection."""
-
-    @property
-    def pending_commits(self) -> PendingCommits:
-        """What the home has yet to answer."""
-
-
-class TransactionClient(RoutedBroker, Protocol):
-    """A client, as transactions use it."""
-
-    @property
-    def routes(self) -> Routing[TransactionHome]:
-        """The choice among the homes."""

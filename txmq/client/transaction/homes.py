@@ -20,21 +20,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
-from txmq.client.transaction.home_part import HomePart, TransactionClient, TransactionHome
+from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.messages import MessageBuffer, SavedOffsets
 from txmq.client.transaction.refusals import raise_rolled_back
+from txmq.client.transport.reply import Reply
 from txmq.errors import RolledBackError, TxmqError
 from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
-from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.coordinator import BranchState
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
 
 HOMES_MAX = 32  # that a decision lists
 
-Submit = Callable[[HomePart], Answer]
+Submit = Callable[[HomePart], Reply]
 
 
 class TransactionHomes:
@@ -46,7 +51,7 @@ class TransactionHomes:
     """
 
     def __init__(
-        self, client: TransactionClient, clock: Clock, timeout_s: float, decider: HomePart | None = None
+        self, client: Client, clock: Clock, timeout_s: float, decider: HomePart | None = None
     ) -> None:  # fmt: skip
         self._routes, self._clock, self._timeout_s = client.routes, clock, timeout_s
         self.decider = decider or HomePart(self._routes.any_link(), clock, timeout_s)
@@ -106,20 +111,20 @@ class TransactionHomes:
         if self._acks is not None and not self._are_acks_shared:
             self._share(self._acks)
 
-    def _begun_at(self, home: TransactionHome) -> HomePart:
+    def _begun_at(self, home: HomeLink) -> HomePart:
         part = HomePart(home, self._clock, self._timeout_s, self.decider)
         part.reach()
         part.commits.look()
         part.begin_for_caller()
         return part
 
-    def owners(self, messages: MessageBuffer) -> dict[TransactionHome, list[TopicPartition]]:
+    def owners(self, messages: MessageBuffer) -> dict[HomeLink, list[TopicPartition]]:
         """The homes of the partitions of the messages and of the offsets.
 
         Raises:
             RolledBackError: a home had to be asked for, and nobody has said which one it is; nothing happened.
         """
-        owners: dict[TransactionHome, list[TopicPartition]] = {}
+        owners: dict[HomeLink, list[TopicPartition]] = {}
         try:
             for slot in [*messages.slots(), *(() if self._acks is None else self._acks.slots())]:
                 owners.setdefault(self._routes.link_for(*slot), []).append(slot)
@@ -192,7 +197,7 @@ class TransactionHomes:
                 raise part.error
         return [part.txid for part in self.others]
 
-    def _submit_branch(self, part: HomePart) -> Answer:
+    def _submit_branch(self, part: HomePart) -> Reply:
         return part.submit_branch(self.decider.txid, part.parts, is_held=False)
 
     def stream_large_others(self) -> None:
@@ -309,7 +314,7 @@ class TransactionHomes:
             part.close()
 
 
-def _several(owners: dict[TransactionHome, list[TopicPartition]]) -> str:
+def _several(owners: dict[HomeLink, list[TopicPartition]]) -> str:
     """The partitions, home by home."""
     found = []
     for home, slots in owners.items():

@@ -8,13 +8,13 @@ request lists them: the decision at the one home is that of all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txmq.client.transaction.conversation import RETRY_S, Conversation, Extensions
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.refusals import LOST
-from txmq.client.transport.ports import Broker
+from txmq.client.transport.reply import Reply
 from txmq.errors import (
     NotOwnerError,
     OverloadedError,
@@ -25,7 +25,9 @@ from txmq.errors import (
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
-from txmq.xa.broker_port import Answer
+
+if TYPE_CHECKING:
+    from txmq.client.home_link import HomeLink
 
 _PASSING = (*LOST, OverloadedError)
 
@@ -67,7 +69,7 @@ def repeat_prepare(
     Raises as ``prepare``; the cause of a timeout is what kept the broker from answering.
     """
 
-    def submit() -> Answer:
+    def submit() -> Reply:
         reply = part.submit_prepare_as(kind, fields, parts)
         part.may_have_arrived = True
         crash_point("client.prepare.sent")
@@ -80,7 +82,7 @@ def repeat_prepare(
         raise
 
 
-def resolve(home: Broker, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
+def resolve(home: HomeLink, txid: str, resolution: Resolution, timeout_s: float) -> list[PartResult]:
     """Report COMMIT or ROLLBACK of a prepared transaction to the broker.
 
     Args:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txmq.client.transaction import local_ending
 from txmq.client.transaction.current import associate, associated_branch, current_transaction, dissociate, is_associated
@@ -38,10 +38,8 @@ from txmq.client.transaction.external_branch import (
     rolled_back_code,
     xid_text,
 )
-from txmq.client.transaction.home_part import TransactionClient
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.client.transaction.refusals import LOST
-from txmq.client.transport.ports import Broker
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,
@@ -65,6 +63,10 @@ from txmq.xa.broker_port import Wanted, recover_rows
 from txmq.xa.xopen import XACode, XAFlag
 from txmq.xid import TxId, Xid
 
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.home_link import HomeLink
+
 _UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
 _RECOVER_LIMIT = 1000
 _HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
@@ -81,7 +83,7 @@ class BrokerXAResource:
     Thread safety: any thread; ``end`` belongs to the thread that called ``start``, unless it is suspended.
     """
 
-    def __init__(self, client: TransactionClient, timeout: float) -> None:
+    def __init__(self, client: Client, timeout: float) -> None:
         self._client, self._timeout = client, timeout
         self._branches: dict[Xid, ExternalBranch] = {}
         self._lock = Lock()
@@ -393,11 +395,11 @@ class BrokerXAResource:
         routes = self._client.routes
         return routes.ask_each(routes.all_links(), lambda home, wait_s: [*self._rows_of(home, wanted, wait_s)])
 
-    def _rows_of(self, home: Broker, wanted: Wanted, wait_s: float) -> Iterator[Row]:
+    def _rows_of(self, home: HomeLink, wanted: Wanted, wait_s: float) -> Iterator[Row]:
         timeout_s = self._timeout if self._client.routes.is_lone else min(wait_s, self._timeout)
         return recover_rows(lambda page: home.control.repeat("recover", extensions=page, timeout=timeout_s), wanted)
 
-    def _home_of(self, txid: str) -> Broker:
+    def _home_of(self, txid: str) -> HomeLink:
         return self._client.routes.link_of_home(TxId.parse(txid).home)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from txmq.errors import RequestTimeoutError, TxmqError
 from txmq.protocol.answers import broker_error
-from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal
+
+if TYPE_CHECKING:
+    from txmq.client.transport.connection import Connection
 
 
 class Pending(Protocol):
@@ -45,41 +47,22 @@ class Waiter:
         self.signal.set()
 
 
-class Conversation(Protocol):
-    """``Connection``, as a reply uses it."""
-
-    address: str
-    clock: Clock
-
-    def wait(self, waiter: Waiter, deadline: float) -> None:
-        """Read answers, or sleep, until the waiter is done, the connection fails or time is up."""
-
-    def take_arrived(self) -> None:
-        """Read what has arrived, without waiting."""
-
-    def is_answered(self, waiter: Waiter) -> None:
-        """A waiter's answer has come."""
-
-    def abandon(self, opaque: bytes) -> None:
-        """Give up waiting for an answer."""
-
-
 class Reply(Waiter):
     """The answer to one request, as a thread waits for it."""
 
-    __slots__ = ("_body", "_code", "_conversation", "_deadline", "_error", "opaque")
+    __slots__ = ("_body", "_code", "_connection", "_deadline", "_error", "opaque")
 
-    def __init__(self, conversation: Conversation, deadline: float, opaque: bytes) -> None:
+    def __init__(self, connection: Connection, deadline: float, opaque: bytes) -> None:
         self.done = self.nudged = False  # as ``Waiter``
         self.signal = Signal()
-        self._conversation, self._deadline, self.opaque = conversation, deadline, opaque
+        self._connection, self._deadline, self.opaque = connection, deadline, opaque
         self._code, self._body = 0, b""
         self._error: TxmqError | None = None
 
     def answered(self, code: int, body: bytes) -> None:
         self._code, self._body = code, body
         self.done = True
-        self._conversation.is_answered(self)
+        self._connection.is_answered(self)
 
     def lost(self, error: TxmqError) -> None:
         if not self.done:
@@ -89,7 +72,7 @@ class Reply(Waiter):
     def look(self) -> None:
         """Read what has arrived, without waiting."""
         if not self.done:
-            self._conversation.take_arrived()
+            self._connection.take_arrived()
 
     def result(self, timeout: float | None = None) -> bytes:
         """Wait for the answer and return its body.
@@ -101,14 +84,14 @@ class Reply(Waiter):
             BrokerError: the broker refused; its class says why.
             ConnectionLostError, RequestTimeoutError: whether the request was executed is not known.
         """
-        conversation = self._conversation
+        connection = self._connection
         if not self.done:
-            conversation.wait(self, self._deadline if timeout is None else conversation.clock.monotonic() + timeout)
+            connection.wait(self, self._deadline if timeout is None else connection.clock.monotonic() + timeout)
             self.look()  # a caller that comes late: its answer may have been there in time
         if not self.done:
             if timeout is None:
-                conversation.abandon(self.opaque)
-            raise RequestTimeoutError(f"no answer from {conversation.address} in time")
+                connection.abandon(self.opaque)
+            raise RequestTimeoutError(f"no answer from {connection.address} in time")
         if self._error is not None:
             raise type(self._error)(*self._error.args)
         if self._code != 200:

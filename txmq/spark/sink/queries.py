@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from txmq.client.arguments import require_wait
+from txmq.client.client import Client
+from txmq.client.home_link import HomeLink
 from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.prepared import repeat_prepare
-from txmq.client.transport.ports import Broker
 from txmq.model import TransactionKind
 from txmq.protocol.json_text import Fields, json_object
 
@@ -51,7 +52,7 @@ class Standing(NamedTuple):
 class Queries:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Broker) -> None:
+    def __init__(self, client: Client | HomeLink) -> None:
         self._client = client
 
     def new_epoch(self, *, timeout: float | None = None) -> int:

@@ -15,25 +15,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from txmq.runtime import threads
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import ThreadLocal
 from txmq.xa.database.thread_connection import ThreadConnection
 
+if TYPE_CHECKING:
+    from txmq.xa.database.installation import DatabaseSession
+
 IDLE_MAX: Final = 64  # connections kept per process; more are closed after their transaction
 IDLE_OF_THREAD_MAX: Final = 4  # a thread in one block at a time uses one
 
-
-class Pooled(Protocol):
-    """A connection with what is known of it."""
-
-    connection: Any
-    is_bound_to_thread: bool
-
-
-S = TypeVar("S", bound=Pooled)
+S = TypeVar("S", bound="DatabaseSession")
 _of_parents: list[Any] = []  # let go, the driver would close them
 
 

@@ -20,13 +20,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import getattr_static
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError, caused
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.workers import WorkUnendedError
-from txmq.xa.broker_port import InstallingClient, cluster_of
+from txmq.xa.broker_port import RoutedClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.dbapi import driver_of, limit_of
 from txmq.xa.database.guarded_connection import NO_ANSWER
@@ -45,13 +45,6 @@ OPEN_LONG_EVERY: Final = 8
 
 class SilentDatabaseError(Exception):
     """A database does not answer."""
-
-
-class DrawnConnection(Drawn, Protocol):
-    """A connection on which tokens are drawn."""
-
-    def close(self) -> None:
-        """End the session."""
 
 
 class DatabaseResource(ABC, Generic[S]):
@@ -86,7 +79,7 @@ class DatabaseResource(ABC, Generic[S]):
         """Identity of the database, 32 hex digits; None before the first connection."""
         return self.installation.uuid
 
-    def install(self, client: InstallingClient | None = None, *, adopt: bool = False) -> None:
+    def install(self, client: RoutedClient | None = None, *, adopt: bool = False) -> None:
         """Create the marker and identity tables if they are missing. Idempotent.
 
         Args:
@@ -122,7 +115,7 @@ class DatabaseResource(ABC, Generic[S]):
         """A fencing token, 32 hex digits."""
         return f"{self._random.bits(128):032x}"
 
-    def _adopt(self, client: InstallingClient) -> None:
+    def _adopt(self, client: RoutedClient) -> None:
         """Tell every home that this is the database from now on."""
         database = self._drawn(cluster_of(client))
         try:
@@ -235,7 +228,7 @@ class DatabaseResource(ABC, Generic[S]):
         return session
 
     @abstractmethod
-    def _drawn(self, cluster: str) -> DrawnConnection:
+    def _drawn(self, cluster: str) -> Drawn:
         """A connection of a resolver, to be closed."""
 
     @abstractmethod

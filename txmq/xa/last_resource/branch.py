@@ -22,55 +22,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutError, caused
-from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_error, is_integrity_error, limit_of, run
 from txmq.xa.database.dialects import Dialect, waiting_shortly
 from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
-from txmq.xa.database.installation import DatabaseSession, Installation
+from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import commit, discard_results, send
 from txmq.xa.database.resource import WAIT_S_MIN
 from txmq.xa.database.sqlite_turns import Turn, WriterTurn
 from txmq.xa.database.thread_connection import LeftConnectionError, return_lent
 from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
-from txmq.xa.last_resource.resolving import ResolvingConnection
+
+if TYPE_CHECKING:
+    from txmq.xa.last_resource.resource import LastResource
 
 ABSENT = ""  # no marker
 END_S_MIN = 2.0  # for COMMIT or ROLLBACK
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
-
-
-class BranchResource(Protocol):
-    """The resource, as its branches know it."""
-
-    @property
-    def name(self) -> str:
-        """As it is shown to people."""
-
-    @property
-    def uuid(self) -> str | None:
-        """Identity of the database."""
-
-    @property
-    def installation(self) -> Installation:
-        """Tables, clock and identity of the database."""
-
-    @property
-    def clock(self) -> Clock:
-        """This process's."""
-
-    def give_back(self, session: DatabaseSession) -> None:
-        """Keep a connection whose transaction has ended."""
-
-    def open_for_resolver(self, cluster: str, timeout_s: float) -> ResolvingConnection:
-        """A connection for looking up what became of a transaction."""
-
-    def new_token(self) -> str:
-        """A fencing token."""
 
 
 class Branch:
@@ -81,7 +53,7 @@ class Branch:
     """
 
     def __init__(
-        self, resource: BranchResource, session: DatabaseSession, *, is_own: bool, timeout_s: float
+        self, resource: LastResource, session: DatabaseSession, *, is_own: bool, timeout_s: float
     ) -> None:  # fmt: skip
         self.resource, self._session, self._is_own = resource, session, is_own
         self._limit = limit_of(session.connection)

@@ -32,11 +32,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
 from txmq.xa.database import marker_table
+from txmq.xa.last_resource.resolving import ResolvingConnection
 
 
 class Step(enum.Enum):
@@ -88,25 +89,6 @@ TRANSITIONS: dict[tuple[Step, Found], Step] = {
 }
 
 
-class Prover(Protocol):
-    """A database as a resolver sees it (``ResolvingConnection``)."""
-
-    @property
-    def connection(self) -> Any:
-        """The DB-API connection."""
-
-    @property
-    def table(self) -> marker_table.MarkerTable:
-        """Its tables."""
-
-    @property
-    def uuid(self) -> str:
-        """Its identity."""
-
-    def is_duplicate(self, error: Exception) -> bool:
-        """Whether an INSERT failed because the row is there."""
-
-
 class _Sought(NamedTuple):
     """The transaction whose outcome is sought (``prove``)."""
 
@@ -116,7 +98,7 @@ class _Sought(NamedTuple):
 
 
 def prove(
-    database: Prover, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
+    database: ResolvingConnection, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
 ) -> tuple[Step, Exception | None]:
     """Resolve the outcome in the database.
 
@@ -144,7 +126,7 @@ def prove(
     return step, error
 
 
-def _insert(database: Prover, sought: _Sought) -> Found:
+def _insert(database: ResolvingConnection, sought: _Sought) -> Found:
     try:
         is_in = database.table.insert_rolled_back(
             database.connection, sought.txid, database.uuid, sought.deadline_ms, waits=sought.waits
@@ -159,12 +141,12 @@ def _insert(database: Prover, sought: _Sought) -> Found:
     return Found.INSERTED
 
 
-def _read_elsewhere(database: Prover, sought: _Sought) -> Found:
+def _read_elsewhere(database: ResolvingConnection, sought: _Sought) -> Found:
     outcome = database.table.read_durably(database.connection, sought.txid)
     return Found.COMMITTED if outcome == marker_table.COMMITTED else Found.FAILED
 
 
-def _read(database: Prover, sought: _Sought) -> Found:
+def _read(database: ResolvingConnection, sought: _Sought) -> Found:
     outcome = database.table.read_durably(database.connection, sought.txid)
     if outcome == marker_table.COMMITTED:
         crash_point("resolver.read_committed")
@@ -173,7 +155,7 @@ def _read(database: Prover, sought: _Sought) -> Found:
     return Found.ROLLED_BACK if outcome == marker_table.ROLLED_BACK else Found.FAILED
 
 
-_IN_DATABASE: dict[Step, Callable[[Prover, _Sought], Found]] = {
+_IN_DATABASE: dict[Step, Callable[[ResolvingConnection, _Sought], Found]] = {
     Step.INSERT: _insert,
     Step.READ: _read,
     Step.READ_ELSEWHERE: _read_elsewhere,

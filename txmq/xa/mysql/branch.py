@@ -31,18 +31,16 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError, caused
 from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
-from txmq.runtime.ports import Clock
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import run
 from txmq.xa.database.dialects import code_of, is_answer_of_server
 from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
-from txmq.xa.database.installation import Installation
 from txmq.xa.database.mysql_server import (
     KEPT_OUT,
     NOTA,
@@ -56,32 +54,16 @@ from txmq.xa.database.mysql_server import (
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver, return_lent
 from txmq.xa.mysql.late_start import LateStart
 from txmq.xa.mysql.session import MySQLSession
-from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, XAResource, encode_bqual
+from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
+
+if TYPE_CHECKING:
+    from txmq.xa.mysql.resource import MySQLResource
 
 # Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
 _NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
 END_S_MIN = 2.0  # for the end of a branch, even if the deadline is closer
 _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
-
-
-class Pool(XAResource, Protocol):
-    """The resource, as its branches know it."""
-
-    @property
-    def has_marker(self) -> bool:
-        """Whether branches carry a marker row."""
-
-    @property
-    def installation(self) -> Installation:
-        """Clock and identity of the database."""
-
-    @property
-    def clock(self) -> Clock:
-        """This process's."""
-
-    def give_back(self, session: MySQLSession) -> None:
-        """Keep a connection whose branch has ended."""
 
 
 class MySQLBranch:
@@ -96,10 +78,10 @@ class MySQLBranch:
     """
 
     def __init__(
-        self, resource: Pool, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
+        self, resource: MySQLResource, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
         starts_late: bool = False, limit: CallLimit | None = None,
     ) -> None:  # fmt: skip
-        self.resource: Pool = resource
+        self.resource = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
         self._limit = limit or CallLimit()
         self._guard = Guard(limit=self._limit)

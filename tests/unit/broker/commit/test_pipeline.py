@@ -45,7 +45,7 @@ class Endless:
             self._client.send("put", "a", 0, body=next(self._puts))
         node.clock.advance(STEP_S)
         if self._count % 10 == 0:
-            retire(node.context, node.clock.now_ms())
+            retire(node.context.state, node.context.group_with_room, node.clock.now_ms())
         if self._beside and self._beside[0][0] <= self._count:
             return self._run(self._beside.pop()[1])
         step = node.next_step()

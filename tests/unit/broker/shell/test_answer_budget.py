@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tools.simulated.stand_in import AnyClass
 from txmq.broker.shell.answer_budget import OWN_BYTES, STALLED_MS, AnswerBudget
 
 LIMIT = 100_000
 
 
-class Peer:
+class Peer(AnyClass):
     """A connection that takes what the test says."""
 
     def __init__(self, budget: AnswerBudget, told: list[Peer]) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from tools.simulated.stand_in import AnyClass
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.asks import Answer, CreateTopic, Refresh, Result
 from txmq.broker.cluster.view import RegistryState
@@ -30,7 +31,7 @@ CANDIDATE = Candidate(HOME, "a", "host:1", 1, frozenset({1}), 5, "lock")
 WHO = Member(CLUSTER, Standing.USED, CANDIDATE, (), 0, (), 0, UsersOfHome(NO_ACCESS))
 
 
-class Told:
+class Told(AnyClass):
     """A core that notes what it is told."""
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.stand_in import AnyClass
 from txmq.broker.shell.throttle import BURST_S, READ_SIZE_BYTES_MIN, Throttle
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import Principals, User
@@ -38,7 +39,7 @@ def request(verb: bytes, size: int = 0, body: bytes | None = None, **extensions:
     return verb, [b"x"], stated, bytearray(body or bytes(size)), b"1"
 
 
-class Peer:
+class Peer(AnyClass):
     """A connection that has as many requests as it may send."""
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any
 from tools.images.node import Node
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
+from tools.simulated.stand_in import StandIn
 from txmq.broker.cluster.asks import Answer, FindAnchor
 from txmq.broker.cluster.view import ClusterView
 from txmq.broker.state.silence_clock import TICK_MS
@@ -173,7 +174,7 @@ class Scene:
         self.homes = ConsumerHomes(
             client, self.assignment, deferred, settings, settings.member(f"{name}-1"), store, get_logger()
         )
-        self.homes.start(SimpleNamespace(resolve=lambda: None))
+        self.homes.start(StandIn(resolve=lambda: None))
 
     @property
     def members(self) -> Sequence[GroupMember]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from tools.simulated.clock import SimClock
+from tools.simulated.stand_in import AnyClass, StandIn
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.offsets.saver import OffsetSaver
@@ -56,14 +56,17 @@ class Control:
         return answer
 
 
-class Saver(OffsetSaver):
-    """Writes down that a save was waited for."""
+class Saver(OffsetSaver, AnyClass):
+    """Writes down that a save was waited for; the one home of its consumer."""
 
     calls: list[str]
 
     def wait_saved(self) -> None:
         """Note it."""
         self.calls.append("waited")
+
+    def more(self) -> None:
+        """Nothing is fetched."""
 
 
 class PendingAcksFixture:
@@ -74,19 +77,19 @@ class PendingAcksFixture:
     """
 
     def __init__(self, *answers: bytes | Exception, store: Any = None) -> None:
-        self.client = SimpleNamespace(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
-        self.client.routes = SimpleNamespace(link_of_home=lambda _: self.client)
+        self.client = StandIn(clock=SimClock(), control=Control(*answers or (b"unknown\n",)))
+        self.client.routes = StandIn(link_of_home=lambda _: self.client)
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
         self.calls: list[str] = []
         self.share = Assignment(None, settings, self.client.clock, get_logger())
-        contents, fetcher = SimpleNamespace(remove=lambda *_: None), SimpleNamespace(more=lambda: None)
+        contents = StandIn(remove=lambda *_: None)
         kept_in = store if store is not None else BrokerOffsetStore(lambda _: ())
         self.offsets = Saver(self.share, kept_in, contents, "g", get_logger())
         self.offsets.calls = self.calls
-        self.pending_acks = PendingAcks(self.client, self.share, self.offsets, fetcher, "g", store)
+        self.pending_acks = PendingAcks(self.client, self.share, self.offsets, "g", store)
         self.dead_lettered: list[int] = []
-        dead_letters = SimpleNamespace(dead_letter=lambda message, *_: self.dead_lettered.append(message.offset))
-        contents = SimpleNamespace(store=lambda *_: None, update=lambda *_: None, remove=lambda *_: None)
+        dead_letters = StandIn(dead_letter=lambda message, *_: self.dead_lettered.append(message.offset))
+        contents = StandIn(store=lambda *_: None, update=lambda *_: None, remove=lambda *_: None)
         self.failures = Failures(
             self.share, contents, dead_letters, self.pending_acks, settings, self.client.clock, get_logger()
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.logged import said
 from tools.simulated.clock import SimClock
+from tools.simulated.stand_in import AnyClass, StandIn
 from txmq.client.consumer.assignment import TURN_S, Assignment
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.listener import Listener
@@ -21,7 +21,7 @@ from txmq.runtime.logging import SPARING_S, get_logger
 SLOT = ("orders", 0)
 
 
-class DeadLetters:
+class DeadLetters(AnyClass):
     """Remembers what it gets."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class DeadLetters:
         meanwhile(message)
 
 
-class Contents:
+class Contents(AnyClass):
     """A retry store in memory, or none."""
 
     def __init__(self, *, is_kept: bool) -> None:
@@ -58,7 +58,7 @@ class ListenerFixture:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         self.clock, log = SimClock(), get_logger()
         self.share, self.dead_letters = Assignment(None, settings, self.clock, log), DeadLetters()
-        self.acks = SimpleNamespace(rejected=lambda _: False, is_store_away=lambda _: False, may_give_up=lambda _: True)
+        self.acks = StandIn(rejected=lambda _: False, is_store_away=lambda _: False, may_give_up=lambda _: True)
         contents = Contents(is_kept=is_kept)
         self.failures = Failures(self.share, contents, self.dead_letters, self.acks, settings, self.clock, log)
         self.consumed = self.assigned(1)
@@ -78,7 +78,7 @@ class ListenerFixture:
             handle(message)
 
         self.share.is_closed = False
-        listener = Listener(self.share, self.failures, SimpleNamespace(more=lambda: None), self.clock, once)
+        listener = Listener(self.share, self.failures, StandIn(more=lambda: None), self.clock, once)
         listener.work()
         return listener
 
@@ -173,7 +173,7 @@ def handled(world: ListenerFixture, takes_s: float) -> list[tuple[str, int]]:
         if len(found) == 6:
             world.share.stop_delivery()
 
-    Listener(world.share, world.failures, SimpleNamespace(more=lambda: None), world.clock, handle).work()
+    Listener(world.share, world.failures, StandIn(more=lambda: None), world.clock, handle).work()
     assert [one.position for one in world.share.partitions.values()] == [3, 3]
     return found
 
@@ -196,7 +196,7 @@ def test_room_that_a_listener_makes_is_fetched_into() -> None:
         if message.offset == 2:
             world.share.stop_delivery()
 
-    more = SimpleNamespace(more=lambda: fetches.append(world.consumed.position))
+    more = StandIn(more=lambda: fetches.append(world.consumed.position))
     world.consumed.fetch = 7
     Listener(world.share, world.failures, more, world.clock, handle).work()
     assert fetches == []  # one is under way
@@ -244,7 +244,7 @@ def test_message_behind_its_key_is_stored_before_the_next_delivery() -> None:
 def test_message_that_fails_for_ever_is_told_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[int] = []
     ours = ListenerFixture(100, is_kept=False)
-    say = SimpleNamespace(warning=lambda _, times, **_where: reported.append(times), info=lambda *_, **__: None)
+    say = StandIn(warning=lambda _, times, **_where: reported.append(times), info=lambda *_, **__: None)
     monkeypatch.setattr(ours.failures, "_log", say)
     for _ in range(9):
         [message] = ours.share.take(1, ours.clock.monotonic())

@@ -12,6 +12,7 @@ import pytest
 
 from tests.logged import said
 from tools.simulated.clock import SimClock
+from tools.simulated.stand_in import StandIn
 from txmq.client.consumer.group_requests import GroupRequests, SupersededError
 from txmq.client.consumer.membership import Assigned, GroupMember, OtherHomes
 from txmq.client.consumer.offsets.store import StoredOffset
@@ -45,11 +46,9 @@ class BrokerWithoutTopic:
 
 def member(broker: Any) -> GroupMember:
     """That has not been started, and has two partitions."""
-    partitions: Any = SimpleNamespace(
-        held=lambda: [(("orders", 0), 3), (("orders", 1), 3)], claims=list, lost=lambda _: None
-    )
-    offsets: Any = SimpleNamespace(is_shared=True, save=lambda **_: broker.call())
-    acks: Any = SimpleNamespace()
+    partitions = StandIn(held=lambda: [(("orders", 0), 3), (("orders", 1), 3)], claims=list, lost=lambda _: None)
+    offsets = StandIn(is_shared=True, save=lambda **_: broker.call())
+    acks = StandIn()
     return GroupMember(GroupRequests(broker, SETTINGS), SimClock(), SETTINGS, partitions, offsets, acks)
 
 
@@ -87,13 +86,13 @@ def test_partition_that_cannot_be_begun_is_begun_again(caplog: pytest.LogCapture
         if not joining._is_closing:
             raise RuntimeError("can't start new thread")
 
-    joining._offsets = SimpleNamespace(
+    joining._offsets = StandIn(
         is_shared=True, load=lambda _slot, _generation, found: found, load_many=lambda _: {}, save=lambda **_: ()
     )
-    joining._partitions = SimpleNamespace(
+    joining._partitions = StandIn(
         assigned=assigned, lost=lambda slot: told.append(("lost", slot)), held=list, claims=list, drained=list
     )
-    joining._acks = SimpleNamespace(resolve=lambda: None)
+    joining._acks = StandIn(resolve=lambda: None)
     joining._run()
     assert told == [("assigned", ("orders", 0)), ("lost", ("orders", 0)), ("assigned", ("orders", 0))]
     assert [line["event"] for line in said(caplog)] == ["the member's thread failed; it goes on"]
@@ -109,7 +108,7 @@ def test_member_that_is_ended_has_lost_its_partitions_before(code: type[TxmqErro
         raise SupersededError if code is FencedError else code
 
     ending._round = end  # type: ignore[method-assign]
-    ending._partitions = SimpleNamespace(
+    ending._partitions = StandIn(
         held=lambda: [(("orders", 0), 3)], lost=told.append, refused=lambda error: told.append(type(error))
     )
     ending._run()
@@ -176,12 +175,12 @@ def test_many_partitions_are_begun_between_heartbeats(loads_many: bool) -> None:
         clock.advance(0.005)
         begun.append(item.slot[1])
 
-    joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=load_many, save=lambda **_: ())
-    joining._partitions = SimpleNamespace(
+    joining._offsets = StandIn(is_shared=True, load=load, load_many=load_many, save=lambda **_: ())
+    joining._partitions = StandIn(
         assigned=assigned, held=lambda: [(("orders", number), 3) for number in begun],
         claims=list, kept=lambda *_: None, drained=list, lost=lambda _: None,
     )  # fmt: skip
-    joining._acks = SimpleNamespace(resolve=lambda: None)
+    joining._acks = StandIn(resolve=lambda: None)
     while len(begun) < 600:
         before = clock.monotonic()
         joining._round()
@@ -205,12 +204,12 @@ def test_partitions_that_cannot_be_loaded_hold_up_no_other() -> None:
             raise StorageError("lock wait timeout")
         return StoredOffset(generation)
 
-    joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=lambda _: {}, save=lambda **_: ())
-    joining._partitions = SimpleNamespace(
+    joining._offsets = StandIn(is_shared=True, load=load, load_many=lambda _: {}, save=lambda **_: ())
+    joining._partitions = StandIn(
         assigned=lambda item: begun.add(item.slot[1]), held=lambda: [(("orders", number), 3) for number in begun],
         claims=list, kept=lambda *_: None, drained=list, lost=lambda _: None,
     )  # fmt: skip
-    joining._acks = SimpleNamespace(resolve=lambda: None)
+    joining._acks = StandIn(resolve=lambda: None)
     for _ in range(12):
         joining._round()
     assert begun == set(range(10, 600))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.log.support import NUMBER, make_batch, make_placed
+from tools.simulated.stand_in import AnyClass
 from txmq.client.spooling.log_lookup import StoredInLog, look_up
 from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
@@ -15,7 +16,7 @@ from txmq.model import PartitionRange
 ASSIGNED = AssignedSequence(SpoolIdentity(1, 1, 7, 1), 0, 0)
 
 
-class Log:
+class Log(AnyClass):
     """A reader of one answer."""
 
     def __init__(self, content: bytes, end: int) -> None:

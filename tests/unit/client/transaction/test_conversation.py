@@ -11,6 +11,7 @@ import pytest
 from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import MessageBuffer
+from txmq.client.transport.reply import Reply
 from txmq.errors import (
     BadRequestError,
     OtherTokenError,
@@ -22,7 +23,6 @@ from txmq.errors import (
 )
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.parts import PartResult, parse_outcome, parse_result_lines
-from txmq.xa.broker_port import Answer
 
 UUID = "0123456789abcdef" * 2
 
@@ -224,7 +224,7 @@ def test_timeout_says_why_tries_before_last_were_refused() -> None:
     broker, tries = SimulatedBroker(), [OverloadedError("no room"), RequestTimeoutError("no answer in time")]
     part = Conversation(broker, broker.clock, 30.0)
 
-    def submit() -> Answer:
+    def submit() -> Reply:
         raise tries.pop(0)
 
     with pytest.raises(RequestTimeoutError) as told:

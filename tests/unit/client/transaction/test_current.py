@@ -31,7 +31,7 @@ class Shop(Producer):
 
     def __init__(self) -> None:
         self.home = SimulatedBroker()
-        super().__init__(self.home, None, ProducerSettings())  # type: ignore[arg-type]  # it asks no broker
+        super().__init__(self.home, None, ProducerSettings())  # it asks no broker
         self.alone: list[bytes] = []
 
     def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:

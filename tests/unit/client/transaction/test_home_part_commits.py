@@ -16,10 +16,10 @@ from tools.simulated.clock import SimClock
 from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction import home_part
 from txmq.client.transaction.home_part import HomePart, PendingCommits
+from txmq.client.transport.reply import Reply
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.protocol.parts import PartResult
 from txmq.runtime import threads
-from txmq.xa.broker_port import Answer
 
 SLOT = ("orders", 1)
 PLACED = b"orders 1 7 1\n"
@@ -64,15 +64,15 @@ class PatientPart(HomePart):
         super().__init__(broker, broker.clock, 30.0)
         self.patient, self.slots = home, {SLOT}
 
-    def write_commit(self) -> Answer:
+    def write_commit(self) -> Reply:
         self.patient.delayable += 1
         return self.submit_commit(0.0)
 
-    def submit_commit(self, timeout_s: float) -> Answer:
+    def submit_commit(self, timeout_s: float) -> Reply:
         if self.patient.commits and self.patient.loss is not None:
             raise self.patient.loss
         self.patient.commits += 1
-        return cast(Answer, PatientAnswer(self.patient))
+        return cast(Reply, PatientAnswer(self.patient))
 
 
 @pytest.mark.parametrize(

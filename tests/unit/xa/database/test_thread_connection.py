@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tools.simulated.stand_in import AnyClass
 from txmq.errors import ConfigError
 from txmq.runtime.strands import Host
 from txmq.runtime.workers import WorkUnendedError
@@ -172,7 +173,7 @@ def test_lent_connection_is_returned_open() -> None:
     assert lent(mine) is mine
 
 
-class _Session:
+class _Session(AnyClass):
     def __init__(self, connection: Any) -> None:
         self.connection, self.is_bound_to_thread = connection, False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.offsets.store import (
@@ -23,7 +23,7 @@ from txmq.client.consumer.offsets.store import (
     next_order,
 )
 from txmq.client.consumer.partition import ConsumedPartition
-from txmq.client.consumer.retry.deferred import deferred_text, parsed
+from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text, parsed
 from txmq.errors import StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.crashpoints import crash_point
@@ -31,13 +31,6 @@ from txmq.runtime.logging import Logger
 from txmq.runtime.threads import new_lock
 
 T = TypeVar("T")
-
-
-class Contents(Protocol):
-    """``DeferredMessages``: where the contents of deferred messages are."""
-
-    def remove(self, slot: TopicPartition, offsets: Iterable[int]) -> None:
-        """Forget messages that are acknowledged, and no longer named by what is saved."""
 
 
 class OffsetSaver:
@@ -51,8 +44,8 @@ class OffsetSaver:
     """
 
     def __init__(
-        self, assignment: Assignment, store: OffsetStore, contents: Contents, group: str, log: Logger, home: int = 0,
-        saving: AbstractContextManager[object] | None = None,
+        self, assignment: Assignment, store: OffsetStore, contents: DeferredMessages, group: str, log: Logger,
+        home: int = 0, saving: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._store, self._contents, self._group, self._log = assignment, store, contents, group, log
         self.home, self._saving = home, saving or new_lock()

@@ -15,14 +15,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX
 from txmq.client.consumer.retry.topic_producer import TopicProducer
-from txmq.client.transport.ports import Messaging
 from txmq.errors import TooLargeError
 from txmq.log.records import RawBatch
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 HEADER = "txmq.dead."
 VALUE = HEADER + "value"
@@ -33,7 +36,7 @@ LogAt = Callable[[TopicPartition, int], str]  # ``Assignment.log_at``
 class DeadLetters:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Messaging, group: str, member: str, log: Logger, log_at: LogAt = lambda *_: "") -> None:
+    def __init__(self, client: Client, group: str, member: str, log: Logger, log_at: LogAt = lambda *_: "") -> None:
         self.topic, self._member, self._log, self._log_at = group + DEAD_LETTERS_SUFFIX, member, log, log_at
         self._producer = TopicProducer(client, self.topic, storage="disk")
 

@@ -21,17 +21,19 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.client.consumer.retry.dead_letters import DeadLetters, LogAt
 from txmq.client.consumer.retry.file_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
-from txmq.client.transport.ports import Messaging
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Condition, off_loop, start_daemon
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
 
 DEFERRED_S_MAX = 600.0
 FAILURES_MAX = 99_999  # that are written: the text is bounded
@@ -60,7 +62,7 @@ class Store(Protocol):
         """Close the store."""
 
 
-def open_store(client: Messaging, group: str, member: str, where: str | None) -> Store | None:
+def open_store(client: Client, group: str, member: str, where: str | None) -> Store | None:
     """The store of ``client.consumer(retry_store=)``.
 
     Raises:
@@ -114,7 +116,7 @@ class DeferredMessages:
 
     def __init__(
         self,
-        client: Messaging,
+        client: Client,
         group: str,
         store: Store | None,
         dead_letters: DeadLetters,

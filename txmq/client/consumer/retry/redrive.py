@@ -28,17 +28,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.consumer.options import DEAD_LETTERS_SUFFIX, REDRIVEN_SUFFIX
 from txmq.client.consumer.retry.dead_letters import HEADER
 from txmq.client.partitioner import KeyHashSelector
-from txmq.client.transport.ports import Messaging, OpenTransaction
 from txmq.errors import FencedError, OffsetOutOfRangeError, TransactionStateError, UnknownGroupError, UnknownTopicError
 from txmq.log import records
 from txmq.log.records import TAG_HEADER
 from txmq.model import Message, Outcome
 from txmq.runtime.crashpoints import crash_point
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.transaction.block import Transaction
 
 KIND = "txmq.redrive"
 REDRIVEN = "txmq.redriven"  # the header of a message that was redriven: of which dead letter
@@ -86,7 +89,7 @@ class Redrive:
         topics: from which they may have come, besides those that the group reads.
     """
 
-    def __init__(self, client: Messaging, group: str, topics: Collection[str] = ()) -> None:
+    def __init__(self, client: Client, group: str, topics: Collection[str] = ()) -> None:
         self._topics = topics
         self._client, self._group, self.topic = client, group, group + DEAD_LETTERS_SUFFIX
         self._account = self.topic + REDRIVEN_SUFFIX
@@ -250,7 +253,7 @@ class Redrive:
             return None
         return found[0] if found else None
 
-    def _add(self, tx: OpenTransaction, dead_letter: DeadLetter, message: Message, to: str | None) -> None:
+    def _add(self, tx: Transaction, dead_letter: DeadLetter, message: Message, to: str | None) -> None:
         topic, partition, *_ = dead_letter.origin or ("", 0)
         if to is not None:
             partitions = self._client.topics.known(to).config.partitions

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from txmq.client.transport.ports import MessageProducer, Messaging
 from txmq.runtime.contexts import run_alone
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.producer.producer import Producer
 
 T = TypeVar("T")
 
@@ -19,11 +22,11 @@ class TopicProducer:
         settings: of the topic, if it has to be created.
     """
 
-    def __init__(self, client: Messaging, topic: str, **settings: Any) -> None:
+    def __init__(self, client: Client, topic: str, **settings: Any) -> None:
         self._client, self._topic, self._settings = client, topic, settings
-        self._producer: MessageProducer | None = None
+        self._producer: Producer | None = None
 
-    def run(self, send: Callable[[MessageProducer], T]) -> T:
+    def run(self, send: Callable[[Producer], T]) -> T:
         """Call ``send`` with the producer, alone: a block that rolls back takes nothing along."""
         if self._producer is None:
             self._client.topics.ensure(self._topic, **self._settings)

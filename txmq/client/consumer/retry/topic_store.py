@@ -14,13 +14,17 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from txmq.client.consumer.retry.file_store import Stored
 from txmq.client.consumer.retry.topic_producer import TopicProducer
-from txmq.client.transport.ports import MessageProducer, Messaging
 from txmq.errors import OffsetOutOfRangeError, TooLargeError, UnknownTopicError
 from txmq.model import Message, SendResult
 from txmq.runtime.threads import Future
+
+if TYPE_CHECKING:
+    from txmq.client.client import Client
+    from txmq.client.producer.producer import Producer
 
 SUFFIX = ".retry"
 RETENTION_MS = 30 * 24 * 3600 * 1000  # if the topic is created here; an operator may alter it
@@ -30,7 +34,7 @@ HEADER = "txmq.retry."
 class RetryTopic:
     """See the module's docstring. Thread safety: any thread."""
 
-    def __init__(self, client: Messaging, group: str, member: str) -> None:
+    def __init__(self, client: Client, group: str, member: str) -> None:
         self._client, self.topic, self._member = client, group + SUFFIX, member
         self._producer = TopicProducer(client, self.topic, storage="disk", retention_ms=RETENTION_MS)
 
@@ -45,7 +49,7 @@ class RetryTopic:
         futures = self._producer.run(lambda made: [self._sent(made, row) for row in rows])
         return [None if future is None else _offset(future) for future in futures]
 
-    def _sent(self, producer: MessageProducer, row: Stored) -> Future[SendResult] | None:
+    def _sent(self, producer: Producer, row: Stored) -> Future[SendResult] | None:
         message = row.message
         try:
             future = producer.send_async(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tools.simulated.clock import SimClock
+from tools.simulated.stand_in import StandIn
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.group_requests import GroupRequests
 from txmq.client.consumer.offsets.saver import OffsetSaver
@@ -31,8 +31,8 @@ class SaverFixture:
         self.meanwhile: Callable[[], None] = lambda: None
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions())
         self.assignment = Assignment(None, settings, SimClock(), get_logger())
-        requests = GroupRequests(SimpleNamespace(call=self.call), MEMBER)  # type: ignore[arg-type]
-        contents = SimpleNamespace(remove=lambda *_: None)
+        requests = GroupRequests(StandIn(call=self.call), MEMBER)
+        contents = StandIn(remove=lambda *_: None)
         kept_in = store if store is not None else BrokerOffsetStore(requests.save)
         self.saver = OffsetSaver(self.assignment, kept_in, contents, "g", get_logger())
         for slot in (A, B):
