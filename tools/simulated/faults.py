@@ -46,7 +46,7 @@ class Reply(Protocol):
         """See ``Answer``."""
 
 
-class GivenReply:
+class GivenReply(AnyClass):
     """An answer that is there, or a mishap in its place."""
 
     def __init__(self, answer: bytes | BaseException, *, is_lost_unsent: bool = False) -> None:

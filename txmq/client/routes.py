@@ -1,8 +1,8 @@
 """Which home owns a partition: the links of a client, and the choice among them.
 
 Theory of operation. The first link leads to the bootstrap addresses. A broker that is alone owns every partition, so
-that link stays the only one (``sole``). A broker with a registry says so in its answer to ``hello``: the link is bound
-to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
+that link stays the only one (``is_lone``). A broker with a registry says so in its answer to ``hello``: the link is
+bound to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
 (``route_map``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s, and a
 partition never moves. A broker that does not own a partition refuses it with 409: the topic is asked for again.
 
@@ -62,8 +62,7 @@ class Routes:
         link_type: what its links are.
 
     Attributes:
-        sole: the only link, for as long as no broker has said that it has a registry; None from then on.
-        is_lone: whether there is a sole link.
+        is_lone: whether the first link is the only one: until a broker has said that it has a registry.
         likely_home: where the last transaction that took its id early wrote to; None before there was one.
         tls: how every home is spoken to; None: in plaintext.
         login: how connections log in; None: they do not.
@@ -88,9 +87,7 @@ class Routes:
         self._cluster: str | None = None  # as the first broker with a registry has said
         self._lock = Lock()
         self._first = self._new_link()
-        self._first_alone = (self._first,)
         self._links: dict[int, HomeLink] = {}
-        self.sole: HomeLink | None = self._first
         self.is_lone = True
         self.likely_home: int | None = None
         self._asking = Turn()  # to ask for the homes
@@ -109,8 +106,8 @@ class Routes:
         Raises:
             UnknownTopicError, BrokerAwayError: the topic is not known yet, and was asked for.
         """
-        if self.sole is not None:
-            return self.sole
+        if self.is_lone:
+            return self._first
         homes = self._map.homes_of(topic)
         if homes is None or partition >= len(homes):
             self.describe(topic, self._timeout)
@@ -124,7 +121,7 @@ class Routes:
 
         Raises as ``link_for``.
         """
-        if self.sole is not None:
+        if self.is_lone:
             return 0
         return self._map.topic_id(topic) or int(self.describe(topic, self._timeout)["topics"][0]["topic_id"])
 
@@ -137,8 +134,8 @@ class Routes:
 
         It is any link if the cluster has no such home: the broker says so.
         """
-        if self.sole is not None:
-            return self.sole
+        if self.is_lone:
+            return self._first
         known = self._links.get(home)
         if known is not None:
             return known
@@ -161,12 +158,14 @@ class Routes:
 
     def any_link(self) -> HomeLink:
         """A link for a request that any broker answers: the first one, unless its home is away."""
-        return self.sole or next((link for link in self._known_links() if not link.is_away), self._first)
+        if self.is_lone:
+            return self._first
+        return next((link for link in self._known_links() if not link.is_away), self._first)
 
     def links(self) -> tuple[HomeLink, ...]:
         """The links of all homes that are known, in the order of the homes' ids; asked for every 30 s."""
-        if self.sole is not None:
-            return self._first_alone
+        if self.is_lone:
+            return (self._first,)
         now = self._clock.monotonic()
         if now >= self._refresh_at:
             self._refresh_at = now + ROUTE_REFRESH_INTERVAL_S  # once, also if nobody answers
@@ -182,7 +181,7 @@ class Routes:
         deadline = self._clock.monotonic() + self._timeout
         if not self._first.home:  # lazy: what kind of broker it is comes with its greeting
             self._first.control.connect(deadline)
-        if self.sole is None and not self._refresh_homes(deadline):
+        if not self.is_lone and not self._refresh_homes(deadline):
             raise BrokerAwayError("no broker of the cluster tells which homes it has")
         self._note_unled(self._map.leaders)
         return self.links()
@@ -191,16 +190,15 @@ class Routes:
         """The links of the homes that own the topic's partitions, asked for anew. Raises as ``describe``."""
         if not self._first.home:  # as in ``all_links``
             self._first.control.connect(self._clock.monotonic() + self._timeout)
-        if self.sole is not None:
-            return self._first_alone
+        if self.is_lone:
+            return (self._first,)
         self.describe(topic, self._timeout)
         owners = set(self._map.homes_of(topic) or ())
         return tuple(self._bound_link(home) for home in sorted(owners - self._map.retired.keys()))
 
     def kept_partitions(self, topic: str, count: int) -> list[int]:
         """Those of a topic's ``count`` partitions whose homes are not given up as lost, as far as that is known."""
-        homes = () if self.sole is not None else self._map.homes_of(topic) or ()
-        lost = {number for number, home in enumerate(homes) if home in self._map.retired}
+        lost = {number for number, home in enumerate(self._map.homes_of(topic) or ()) if home in self._map.retired}
         return [number for number in range(count) if number not in lost]
 
     def _known_links(self) -> list[HomeLink]:
@@ -227,8 +225,8 @@ class Routes:
         self, verb: str, arguments: Sequence[Word], timeout: float, extensions: dict[str, str] | None, *,
         is_repeatable: bool,
     ) -> bytes:  # fmt: skip
-        if self.sole is not None:
-            control = self.sole.control
+        if self.is_lone:
+            control = self._first.control
             ask = control.repeat if is_repeatable else control.call
             return ask(verb, *arguments, timeout=timeout, extensions=extensions)
         deadline, tried = self._clock.monotonic() + timeout, set[int]()
@@ -269,7 +267,7 @@ class Routes:
                 corrections += 1
                 self.corrected(topic)
             except UnavailableError:
-                if self.sole is not None or self._closed or self._clock.monotonic() >= deadline:
+                if self.is_lone or self._closed or self._clock.monotonic() >= deadline:
                     raise
                 self._clock.sleep(_RETRY_S)
 
@@ -304,10 +302,9 @@ class Routes:
 
     def _note_unled(self, homes: Iterable[int]) -> None:
         """Homes that nobody leads are away, and not waited for long."""
-        if self.sole is None:
-            for home in set(homes):
-                if self._map.leaders.get(home) is None and self._bound_link(home).control.live is None:
-                    self._bound_link(home).was_silent()
+        for home in set(homes):
+            if self._map.leaders.get(home) is None and self._bound_link(home).control.live is None:
+                self._bound_link(home).was_silent()
 
     def corrected(self, topic: str) -> None:
         """A broker has refused a partition of the topic as not its own: ask for the topic again."""
@@ -340,7 +337,7 @@ class Routes:
                 return
             link.bind(home)
             self._links[home] = link
-            self._cluster, self.sole, self.is_lone = cluster, None, False
+            self._cluster, self.is_lone = cluster, False
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
         """Where the link's home may be led."""

@@ -45,7 +45,9 @@ def test_installs_at_once_make_one_outbox(shop: Shop) -> None:
 
     def install(_: int) -> None:
         with closing(shop.connect()) as connection:
-            if mysql_like and mysql_variables(connection, "innodb_snapshot_isolation"):  # of MariaDB, as in 11.8 by default
+            if mysql_like and mysql_variables(
+                connection, "innodb_snapshot_isolation"
+            ):  # of MariaDB, as in 11.8 by default
                 run(connection, "SET SESSION innodb_snapshot_isolation = ON")
             begin.wait()
             Outbox("orders-db").install(connection)

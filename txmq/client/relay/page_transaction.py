@@ -96,10 +96,9 @@ class PageTransaction(TransactionHomes):
         page = self.page
         page.on_part = partial(_part_was_sent, on_part)
         page.deadline = self._clock.monotonic() + TIMEOUT_S + messages.size_bytes / BYTES_PER_S
-        if not self._routes.is_lone:
-            for home in self.owners(messages):
-                if home is not page.home:
-                    home.look()
+        for home in self.owners(messages):
+            if home is not page.home:
+                home.look()
         self.find(messages)
         self.take(messages, keyed=False)
         others = self.prepare_others()

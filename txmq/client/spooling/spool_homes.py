@@ -85,8 +85,7 @@ class SpoolHomes:
 
     def known(self, partition: TopicPartition) -> SpoolHome:
         """The partition's home if no broker has to be asked, or any for now."""
-        routes = self._client.routes
-        is_known = routes.is_lone or self._client.topics.held(partition[0]) is not None
+        is_known = self._client.topics.held(partition[0]) is not None
         return self.owner(partition) if is_known else self.any()
 
     def owner(self, partition: TopicPartition) -> SpoolHome:

@@ -81,7 +81,7 @@ class TransactionHomes:
         If this one writes elsewhere, it costs one home more.
         """
         home = self._routes.likely_home
-        if home is not None and not self._routes.is_lone:
+        if home is not None:
             link = self._routes.link_of_home(home)
             if link is not self.decider.home:
                 try:

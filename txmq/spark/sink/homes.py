@@ -110,8 +110,8 @@ def _ask_anchor(
     """Ask homes in turn until one answers, or names the one that does."""
     routes, clock = client.routes, client.clock
     deadline = clock.monotonic() + client.timeout
-    if routes.sole is not None:
-        return routes.sole, ask(routes.sole, client.timeout)
+    if routes.is_lone:
+        return routes.any_link(), ask(routes.any_link(), client.timeout)
     turn = cycle(sorted(links(), key=lambda link: link.is_away))
     link, corrections, look_s = next(turn), 0, LOOK_S
     while True:

@@ -227,9 +227,9 @@ def test_offset_that_cannot_be_loaded_is_said_rarely(caplog: pytest.LogCaptureFi
     def save(**_: object) -> None:
         raise StorageError("away")
 
-    joining._offsets = SimpleNamespace(is_shared=True, load=load, load_many=lambda _: {}, save=save)
-    joining._partitions = SimpleNamespace(held=list, claims=list, drained=list, kept=lambda *_: None)
-    joining._acks = SimpleNamespace(resolve=lambda: None)
+    joining._offsets = StandIn(is_shared=True, load=load, load_many=lambda _: {}, save=save)
+    joining._partitions = StandIn(held=list, claims=list, drained=list, kept=lambda *_: None)
+    joining._acks = StandIn(resolve=lambda: None)
     for _ in range(30):
         joining._round()
         clock.advance(1.0)
@@ -247,7 +247,7 @@ def waiting(enter: Any, broker: Any) -> tuple[GroupMember, list[object]]:
     told: list[object] = []
     made = member(broker)
     made._others = OtherHomes(enter=enter)
-    made._partitions = SimpleNamespace(held=list, claims=list, drained=list, lost=told.append, refused=told.append)
+    made._partitions = StandIn(held=list, claims=list, drained=list, lost=told.append, refused=told.append)
     return made, told
 
 
