@@ -71,6 +71,8 @@ _OPEN: Final = frozenset(";'\"`\\")  # what stands for itself has no end, or beg
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # In a CREATE TABLE ... SELECT as MariaDB writes it into its binlog: how a column is stored, and nothing else.
 _COMPRESSED: Final = re.compile(r"/\*M!100301 COMPRESSED\*/")
+# MySQL's of a CREATE TABLE ... SELECT: the rows follow in the same transaction, as they do without it.
+_ROWS_FOLLOW: Final = re.compile(r"\s+START\s+TRANSACTION\s*\Z", re.IGNORECASE)
 _SHADOW: Final = re.compile(r"_+(?P<table>.+?)(?:_\d{14})?_(?:gho|ghc|del|new|old)\Z")
 _KEEPS_ROWS: Final = re.compile(  # a part of ALTER TABLE that leaves rows and columns as they are
     r"ALTER |COMMENT|AUTO_INCREMENT|ENGINE|ROW_FORMAT|STATS_|ALGORITHM|LOCK|FORCE|DISABLE|ENABLE|DEFAULT|ORDER"
@@ -139,6 +141,8 @@ def recognise(text: str, database: str, sql_mode: Collection[str] = ()) -> State
     if found is None:
         return Statement(What.DML)
     what = What.DML if found.kind is DdlKind.UNSEEN else What.DDL
+    if found.kind is DdlKind.CREATE:
+        text = _ROWS_FOLLOW.sub("", text)
     return Statement(what, ddl=replace(found, statement=text, database=database))
 
 

@@ -400,6 +400,14 @@ def test_conflicts_are_overwritten_if_asked_for(replica: Replica) -> None:
     replica.require_equal()
 
 
+def test_a_table_made_of_a_select_has_its_rows(replica: Replica) -> None:
+    with replica.reader():
+        replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+        replica.execute("CREATE TABLE u AS SELECT * FROM t", "UPDATE u SET v = 3 WHERE id = 1")
+    replica.apply()
+    replica.require_equal()
+
+
 def test_a_refused_statement_can_be_skipped(replica: Replica) -> None:
     with replica.reader():
         replica.execute(
