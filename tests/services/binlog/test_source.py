@@ -69,6 +69,22 @@ def test_large_transaction_comes_in_parts_and_goes_on_anywhere(server: MariaDB) 
                     assert again.read(0.0) is None
 
 
+def test_parts_of_a_large_xa_transaction_say_what_it_is(server: MariaDB) -> None:
+    with Reading(server, rows_max=100) as reading:
+        reading.run(TABLE)
+        for first, end in ((0, "XA PREPARE 'large'"), (500, "XA COMMIT 'large' ONE PHASE")):
+            values = ", ".join(f"({number}, 'x')" for number in range(first, first + 250))
+            reading.run("XA START 'large'", f"INSERT INTO t VALUES {values}", "XA END 'large'", end)
+            if not first:
+                reading.run("XA ROLLBACK 'large'")
+        xid = Xid(1, b"large", b"")
+        told = [(part.xa, part.last, len(part.changes)) for part in reading.parts()[1:]]
+    assert told == [
+        (XaPrepare(xid), False, 100), (XaPrepare(xid), False, 100), (XaPrepare(xid), True, 50),
+        (XaEnd(xid, committed=False), True, 0), (None, False, 100), (None, False, 100), (None, True, 50),
+    ]  # fmt: skip
+
+
 def _facts(parts: list[TransactionPart]) -> list[Any]:
     return [(part.gtid, part.first, part.last, part.number, part.changes, part.after) for part in parts]
 

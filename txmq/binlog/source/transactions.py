@@ -1,7 +1,8 @@
 """Events become transaction parts. Bytes go in, parts come out; what the database says is asked through ``Catalog``.
 
 A transaction opens with a GTID. MariaDB's flag says whether one statement follows or a group, which an XID event,
-COMMIT, ROLLBACK or XA PREPARE ends; MySQL says it by BEGIN. Invariants:
+COMMIT, ROLLBACK or XA PREPARE ends; MySQL says it by BEGIN. MySQL says at the end of an XA transaction whether it is
+prepared or committed in one phase: its parts are held until then. Invariants:
 
 * a part is handed out as last only when the event that ends its transaction is there; what a crash of the server cut
   off is dropped, if none of it was handed out;
@@ -58,6 +59,7 @@ from txmq.binlog.source.table_map import parse_table_map
 from txmq.binlog.statements import Statement, What, recognise, shadowed
 
 _STATEMENT_SHOWN_MAX: Final = 200
+HELD_BYTES_MAX: Final = 256 << 20  # of the events of an XA transaction of MySQL, whose changes are held in memory
 _BY_ROWS: Final = "set binlog_format=ROW for every session, then "
 _DECODERS_MAX: Final = 10_000
 _NO_TABLE: Final = (0xFFFFFF, 0xFFFFFFFFFFFF)  # of an event without rows, which only ends a statement
@@ -98,6 +100,7 @@ class _Open:
     timestamp_ms: int
     is_standalone: bool = False
     is_void: bool = False  # its statement changes nothing
+    is_undecided: bool = False  # an XA transaction of MySQL, prepared or committed
     number: int = 0  # changes that were handed out, or skipped
     bytes: int = 0
     ddl: Ddl | None = None
@@ -119,6 +122,8 @@ class TransactionReader:
         self._checksums = True
         self._open: _Open | None = None
         self._changes: list[RowChange] = []
+        self._held: list[TransactionPart] = []  # parts of an undecided transaction
+        self._held_bytes = 0
         self._savepoints: dict[str, int] = {}
         self._tables: dict[int, TableDecoder | None] = {}
         self._decoders: dict[bytes, TableDecoder | None] = {}
@@ -200,7 +205,7 @@ class TransactionReader:
         self._checksums = has_checksums(event)
         self._tables.clear()
         if self._open is not None:  # the server has crashed within a transaction: it never committed
-            if self._open.number:
+            if self._open.number > sum(len(part.changes) for part in self._held):
                 raise SourceError(f"{self._place()}: a crash of the server cut it off, and part of it was handed out")
             self._forget()
 
@@ -240,7 +245,8 @@ class TransactionReader:
     def _xa_prepare(self, body: bytes) -> None:
         opened = self._opened()
         xid, one_phase = xa_prepare(body)
-        opened.xa = None if one_phase else XaPrepare(xid)
+        opened.xa, opened.is_undecided = None if one_phase else XaPrepare(xid), False
+        self.ready += [replace(part, xa=opened.xa) for part in self._held]
         self._commit(body)
 
     def _commit(self, _body: bytes) -> None:
@@ -256,6 +262,7 @@ class TransactionReader:
     def _forget(self) -> None:
         self._open = None
         self._changes = []
+        self._held, self._held_bytes = [], 0
         self._savepoints.clear()
 
     def _opened(self) -> _Open:
@@ -264,16 +271,27 @@ class TransactionReader:
         return self._open
 
     def _hand_out(self, opened: _Open, changes: list[RowChange], *, last: bool) -> None:
-        self.ready.append(
-            TransactionPart(
-                opened.gtid, self._gtids, self._origin, opened.server_id, opened.timestamp_ms,
-                opened.first, last, opened.number, changes, opened.ddl, opened.xa, self.file, self.offset,
-            )
+        part = TransactionPart(
+            opened.gtid, self._gtids, self._origin, opened.server_id, opened.timestamp_ms,
+            opened.first, last, opened.number, changes, opened.ddl, opened.xa, self.file, self.offset,
         )  # fmt: skip
+        if opened.is_undecided:
+            self._hold(part, opened.bytes)
+        else:
+            self.ready.append(part)
         opened.first = False
         opened.ddl = None
         opened.number += len(changes)
         opened.bytes = 0
+
+    def _hold(self, part: TransactionPart, size: int) -> None:
+        self._held.append(part)
+        self._held_bytes += size
+        if self._held_bytes > HELD_BYTES_MAX:
+            raise SourceError(
+                f"{self._place()}: an XA transaction of more than {HELD_BYTES_MAX} bytes cannot be published: MySQL "
+                "says at its end what it is. Begin anew behind it (source.start), with a dump, and make them smaller"
+            )
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
@@ -387,7 +405,7 @@ class TransactionReader:
         if what is What.COMMIT:
             self._commit(b"")
         elif what is What.BEGIN or text.startswith("XA START"):
-            opened.is_standalone = False
+            opened.is_standalone, opened.is_undecided = False, what is not What.BEGIN
         elif what is What.ROLLBACK:
             self._undo(opened, 0)
             self._commit(b"")

@@ -10,6 +10,7 @@ from tests.unit.binlog.source import wire
 from txmq.binlog.changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.position import Position
+from txmq.binlog.source import transactions
 from txmq.binlog.source.events import REFUSED
 from txmq.xid import Xid
 
@@ -98,6 +99,41 @@ def test_xa_rows_stand_at_the_prepare() -> None:
     assert [(part.xa, len(part.changes)) for part in parts] == [
         (XaPrepare(known), 1), (XaEnd(known, committed=False), 0),
     ]  # fmt: skip
+
+
+LARGE = (
+    wire.gtid(11), wire.query("XA START X'ff',X'02',7"), wire.table_map(),
+    wire.rows(wire.WRITE, *(wire.image(number, "a") for number in (1, 2, 3))), wire.query("XA END X'ff',X'02',7"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_parts_of_an_xa_transaction_wait_for_its_end(*, is_prepared: bool) -> None:
+    """Found: the first parts of a large one were published when they were read, prepared or not."""
+    numbers = b"".join(n.to_bytes(4, "little") for n in (7, 1, 1))
+    end = wire.event(wire.XA_PREPARE, bytes([not is_prepared]) + numbers + b"\xff\x02")
+    parts = wire.read([*LARGE, end], BEGIN, rows_max=2)
+    xa = XaPrepare(Xid(7, b"\xff", b"\x02")) if is_prepared else None
+    assert [(part.xa, part.first, part.last, part.number, len(part.changes)) for part in parts] == [
+        (xa, True, False, 0, 2), (xa, False, True, 2, 1),
+    ]  # fmt: skip
+    position = Position("mysql", BEGIN.gtids, 2, partial=f"{wire.SERVER}:11")
+    assert wire.read([*LARGE, end], position, rows_max=2) == parts[1:]
+    assert wire.read(LARGE, BEGIN, rows_max=2) == []
+
+
+def test_an_xa_transaction_that_a_crash_cut_off_is_dropped() -> None:
+    description = wire.event(wire.DESCRIPTION, bytes(57) + b"\x01")
+    assert wire.read([*LARGE, description], BEGIN, rows_max=2) == []
+    position = Position("mysql", BEGIN.gtids, 1, partial=f"{wire.SERVER}:11")
+    with pytest.raises(SourceError, match="a crash of the server cut it off, and part of it was handed out"):
+        wire.read([*LARGE, description], position, rows_max=1)
+
+
+def test_an_xa_transaction_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "HELD_BYTES_MAX", 40)
+    with pytest.raises(SourceError, match=f"transaction {wire.SERVER}:11: an XA transaction of more than 40 bytes"):
+        wire.read(LARGE, BEGIN, rows_max=2)
 
 
 def test_gtids_of_several_servers_are_one_set() -> None:
