@@ -2,7 +2,7 @@
 
 Theory of operation. Debian's package mirror, which this machine installs from, serves newer suites, too. Their servers
 need a newer C library: nothing of them is installed. apt-get downloads them, with lists and a status of its own, they
-are unpacked below ``build/databases``, and a script in the place of the server starts it by the C library that came
+are unpacked below ``build/databases``, and a script in the place of each program starts it by the C library that came
 with it. ``TXMQ_TEST_DATABASE`` tells the tests of it (txmq/testing/processes/database_programs.py).
 
 Invariants:
@@ -37,6 +37,7 @@ TESTS = (
     "tests/services/programs/test_database_programs.py", "tests/services/programs/test_mariadb.py",
     "tests/services/programs/test_users_databases.py",
 )  # fmt: skip
+CAMPAIGNS = ("--xa", "--binlog")  # of tools.crash
 _LOADER = """\
 #!/bin/sh
 root={root}
@@ -59,7 +60,7 @@ class Newer:
         package: apt-get installs it with all that it depends on.
         program: of the server.
         share: its messages and character sets, below usr/share.
-        campaigns: of ``tools.crash``. That of the binlog is held to ``mariadb-binlog``, and to MariaDB's types.
+        binlog_reader: the program of the same packages that shows a binlog; empty: they have none.
     """
 
     title: str
@@ -67,7 +68,7 @@ class Newer:
     package: str
     program: str
     share: str
-    campaigns: tuple[str, ...]
+    binlog_reader: str
 
     @property
     def root(self) -> Path:
@@ -76,8 +77,8 @@ class Newer:
 
 
 SERVERS = (
-    Newer("MySQL", "sid", "mysql-server-core", "mysqld", "mysql", ("--xa",)),
-    Newer("MariaDB", "trixie", "mariadb-server-core", "mariadbd", "mariadb", ("--xa", "--binlog")),
+    Newer("MySQL", "sid", "mysql-server-core", "mysqld", "mysql", "mysqlbinlog"),
+    Newer("MariaDB", "trixie", "mariadb-server-core", "mariadbd", "mariadb", ""),
 )
 
 
@@ -128,8 +129,6 @@ def _start_by_own_loader(server: Newer, unfinished: Path) -> None:
     usr = unfinished / "usr"
     if not (usr / "lib64" / "ld-linux-x86-64.so.2").exists():
         raise UnavailableError("its C library is not one for x86-64")
-    (usr / "libexec").mkdir(exist_ok=True)
-    (usr / "sbin" / server.program).rename(usr / "libexec" / server.program)
     share = f"$root/usr/share/{server.share}"
     options = {
         "basedir": "$root/usr", "lc-messages-dir": share, "character-sets-dir": f"{share}/charsets",
@@ -137,12 +136,20 @@ def _start_by_own_loader(server: Newer, unfinished: Path) -> None:
     }  # fmt: skip
     words = " ".join(f'--{name}="{value}"' for name, value in options.items())
     (usr / "lib" / "mysql" / "plugin").mkdir(parents=True, exist_ok=True)
-    _write_script(
-        usr / "sbin" / server.program, _LOADER.format(root=f"'{server.root}'", program=server.program, options=words)
-    )
+    _put_loader(server, usr / "sbin" / server.program, words)
+    if server.binlog_reader:
+        _put_loader(server, usr / "bin" / server.binlog_reader)
     # mariadb-install-db asks it for defaults, even where none are wanted; it is in a package of clients.
     if not (usr / "bin" / "my_print_defaults").exists():
         _write_script(usr / "bin" / "my_print_defaults", "#!/bin/sh\n")
+
+
+def _put_loader(server: Newer, program: Path, options: str = "") -> None:
+    """Put the script in the place of a program, which moves to usr/libexec."""
+    moved = program.parents[1] / "libexec" / program.name
+    moved.parent.mkdir(exist_ok=True)
+    program.rename(moved)
+    _write_script(program, _LOADER.format(root=f"'{server.root}'", program=program.name, options=options))
 
 
 def _write_script(path: Path, text: str) -> None:
@@ -163,7 +170,7 @@ def test(server: Newer, tests: Sequence[str], workers: int, cycles: int) -> bool
     environment = {**os.environ, VARIABLE: str(server.root)}
     commands = [[sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", *tests]]
     if cycles:
-        for campaign in server.campaigns:
+        for campaign in CAMPAIGNS:
             commands.append([sys.executable, "-m", "tools.crash", campaign, "--cycles", str(cycles)])
     statuses = [subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode for command in commands]
     return not any(statuses)

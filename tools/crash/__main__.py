@@ -17,7 +17,6 @@ from tools.crash.aio.campaign import AioCampaign
 from tools.crash.arguments import parser
 from tools.crash.binlog.campaign import BinlogCampaign
 from tools.crash.binlog.plan import MODES, ROUND
-from tools.crash.binlog.plan import POINTS as BINLOG_POINTS
 from tools.crash.campaign import Campaign, Report
 from tools.crash.cluster.campaign import ClusterCampaign
 from tools.crash.doors import OPEN, Doors, GuardedDoors
@@ -154,7 +153,7 @@ def _binlog(seed: int, arguments: argparse.Namespace) -> int:
             print(*report.lines(), sep="\n")
             _write_json(arguments.json or directory / "report.json", seed, report.as_json())
         is_whole = check_every >= ROUND and cycles >= len(MODES) * check_every
-        missed = BINLOG_POINTS - report.points_hit.keys() if is_whole else ()
+        missed = campaign.points - report.points_hit.keys() if is_whole else ()
         return [*report.complaints, *(f"crash point never hit: {point}" for point in sorted(missed))]
 
     return _in_a_directory(play, f"--binlog --cycles {cycles} --check-every {check_every}", seed, arguments)

@@ -13,6 +13,7 @@ from pathlib import Path
 import txmq
 from txmq.config import ENVIRONMENT_PREFIX
 from txmq.testing.eventually import eventually
+from txmq.testing.processes.database_programs import VARIABLE as TEST_DATABASE
 from txmq.testing.processes.fork_server import Process, start_logged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +36,10 @@ class Child:
     def start(self, crash: str | None = None) -> None:
         """A new process; ``crash`` is ``point:nth``."""
         self._runs += 1
-        environment = {name: text for name, text in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        environment = {
+            name: text for name, text in os.environ.items()
+            if not name.startswith(ENVIRONMENT_PREFIX) or name == TEST_DATABASE
+        }  # fmt: skip
         if crash is not None:
             environment["TXMQ_CRASH"] = crash
         command = [sys.executable, "-m", *self._command(f"{self.name}.{self._runs}")]

@@ -7,21 +7,10 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.reading import Reading
-from tools.crash.binlog.columns import COLUMNS, MOMENT, NUMBER, SESSION, STAMP
+from tools.crash.binlog.columns import COLUMNS, MOMENT, NUMBER, SESSION, STAMP, can_declare
 from txmq.binlog.changes import ABSENT, ColumnKind
 from txmq.binlog.errors import ColumnError
 from txmq.testing.processes.database_programs import Ability
-
-_OF_SOME = {
-    "uuid": Ability.NETWORK_TYPES, "inet": Ability.NETWORK_TYPES, "compressed": Ability.COMPRESSED_COLUMNS,
-    "uca1400": Ability.UCA1400,
-}  # fmt: skip
-
-
-def _columns(reading: Reading) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Those that the server can have."""
-    lacking = [word for word, ability in _OF_SOME.items() if ability not in reading.server.program.abilities]
-    return [column for column in COLUMNS if not any(word in column[0] for word in lacking)]
 
 
 def _selected(place: int, form: str) -> str:
@@ -33,7 +22,7 @@ def _selected(place: int, form: str) -> str:
 
 
 def test_every_type_arrives_as_it_is_selected(reading: Reading) -> None:
-    kinds = _columns(reading)
+    kinds = [column for column in COLUMNS if can_declare(column[0], reading.server.program.abilities)]
     columns = ", ".join(f"c{place} {declared}" for place, (declared, _, _) in enumerate(kinds))
     length = max(len(values) for _, _, values in kinds)
     rows = [", ".join(values[row] if row < len(values) else "NULL" for _, _, values in kinds) for row in range(length)]

@@ -71,7 +71,7 @@ def test_statements_about_tables(text: str, kind: DdlKind, roles: dict[str, list
 
 
 @pytest.mark.parametrize("clause", [" START TRANSACTION", "\nstart  transaction\n"])
-def test_mysqls_clause_for_the_rows_of_a_select_is_left_out(clause: str) -> None:
+def test_mysqls_clause_for_rows_of_a_select_goes(clause: str) -> None:
     """Found: whoever ran it rolled the table back, for the transaction that it begins had no end."""
     made = "CREATE TABLE `t` (`id` int COMMENT 'or START TRANSACTION') COMMENT=' START TRANSACTION'"
     for text in (made, made + clause):

@@ -2,13 +2,14 @@
 
 Theory of operation. A load (``load``) writes to a source. ``txmq binlog run`` publishes its changes, and ``txmq binlog
 apply`` writes them into a target. A sync begins with rows that are there already, so with a snapshot, in which the
-first faults fall. Then rounds of faults follow: reader, applier, broker, load and both databases are killed, at named
-points and at any moment, alone and in pairs, and paused. After each fault a row is written to the source, and must
-reach the target. Every ``check_every`` cycles the load comes to rest, and three things are checked:
+first faults fall; from a server that has no snapshots (MySQL), at the GTIDs of empty tables, as after a dump, and the
+first faults fall in what came since. Then rounds of faults follow: reader, applier, broker, load and both databases are
+killed, at named points and at any moment, alone and in pairs, and paused. After each fault a row is written to the
+source, and must reach the target. Every ``check_every`` cycles the load comes to rest, and three things are checked:
 
 * the target has the tables that the source's binlog makes (``replay``), by ``txmq binlog compare`` and by the
   databases' own CHECKSUM TABLE;
-* the topics have each change of the binlog once, in order, as ``mariadb-binlog`` shows it (``checker``);
+* the topics have each change of the binlog once, in order, as its makers' program shows it (``checker``);
 * nothing ended by itself.
 
 What the source itself does not have of its binlog is noted, and is no finding: a killed server's engine has lost it.
@@ -27,31 +28,32 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import txmq
 from tools.crash.binlog.checker import Checker
 from tools.crash.binlog.decoded import read_binlog
 from tools.crash.binlog.directory import BinlogCampaignDirectory
-from tools.crash.binlog.plan import MODES, faults, opening
+from tools.crash.binlog.plan import MODES, SNAPSHOT_BEGUN_POINT, faults, opening, points
 from tools.crash.binlog.processes import Processes
 from tools.crash.binlog.report import BinlogReport, Played
 from tools.crash.binlog.statements import Changes
 from tools.crash.binlog.table_check import TableCheck, TableDifference, lost_rows
-from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, PULSE, ROWS, TABLES, Table
+from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, MOVED, PULSE, ROWS, TABLES, Table
 from tools.crash.doors import OPEN, Doors
 from tools.crash.faults import Fault
 from tools.crash.processes import CampaignError, pause
 from txmq.binlog.config import read_settings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.event_json import read_event
-from txmq.binlog.position import parse_gtids
+from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.status import newest_published
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.fork_server import ForkServer
 from txmq.testing.processes.mariadb import MariaDB
 
@@ -68,6 +70,9 @@ class BinlogCampaign:
     Args:
         rows: of each table when it begins.
         doors: who may connect to the broker.
+
+    Attributes:
+        points: crash points of which each is the place of a death in a whole campaign.
     """
 
     def __init__(
@@ -78,7 +83,11 @@ class BinlogCampaign:
         self._random, self._first_mode = random.Random(seed), seed
         self._processes = Processes(self._world, random.Random(-seed - 1), self._is_snapshot_over, doors)
         self._pulses = 0
-        self._lost = set[str]()  # tables of which the source has not what its binlog has
+        abilities = self._processes.source.program.abilities
+        self._has_snapshots = Ability.SNAPSHOTS in abilities
+        self.points = points(has_snapshots=self._has_snapshots)
+        self._tables = {name: table.of(abilities) for name, table in BY_NAME.items()}
+        self._made_anew: set[str] = set(self._tables)  # those that are, when the next sync begins
         self.report = BinlogReport(self._processes.points_hit)
 
     def run(self, count: int, check_every: int) -> BinlogReport:
@@ -95,7 +104,6 @@ class BinlogCampaign:
             self._doors.close([self._processes.broker])
             self._processes.replay.start()
             self._world.write_address(self._processes.source.connect_arguments())
-            self._make_tables(BY_NAME.values())
             while len(self.report.played) < count and not self.report.complaints:
                 self._play_sync(min(check_every, count - len(self.report.played)))
             self.report.complaints += self._doors.refused([self._processes.broker])
@@ -109,7 +117,7 @@ class BinlogCampaign:
 
     def _play_sync(self, count: int) -> None:
         self._begin()
-        first = opening(self._random)[:count]
+        first = opening(self._random, has_snapshots=self._has_snapshots)[:count]
         for fault in first:
             self._play_opening(fault)
         if not self._processes.reader.is_running:
@@ -117,46 +125,60 @@ class BinlogCampaign:
         self._world.calm.unlink(missing_ok=True)
         eventually(self._is_snapshot_over, "the snapshot is complete", LEVEL_S, CampaignError)
         self._pulse()
-        self._world.snapshot.unlink()
+        self._world.snapshot.unlink(missing_ok=True)
         rounds = faults(self._random, self._mode)
         for _ in range(count - len(first)):
             self._play(next(rounds))
         self._check()
         self.report.syncs += 1
 
-    def _make_tables(self, tables: Iterable[Table]) -> None:
-        connection = self._world.connect()
-        try:
-            with connection.cursor() as cursor:
-                for table in tables:
-                    cursor.execute(f"CREATE OR REPLACE {table.create().removeprefix('CREATE ')}")
-                    if table.columns:
-                        for statement in Changes(self._random, 0, keyless_grow=True).rows(table, self._rows):
-                            cursor.execute(statement)
-        finally:
-            connection.close()
-
     def _begin(self) -> None:
         """Set up a new sync: a target with the source's tables, no row. Load and applier begin, the reader does not."""
         processes, world = self._processes, self._world
         source, target = processes.source, processes.target
-        self._make_tables(BY_NAME[name] for name in sorted(self._lost & BY_NAME.keys()))
-        for table in TABLES:
-            source.execute(f"DROP TABLE IF EXISTS {table.name}{LIKE}, {table.name}{ROWS}")
-            if not table.has_key:
-                ((rows,),) = source.execute(f"SELECT COUNT(*) FROM {table.name}")
-                source.execute(f"DELETE FROM {table.name} LIMIT {max(rows - KEYLESS_ROWS, 0)}")
-        target.execute(f"CREATE OR REPLACE DATABASE {DATABASE}")
+        anew = [table for name, table in self._tables.items() if name in self._made_anew]
+        self._make(anew)
+        if self._has_snapshots:
+            self._fill(anew)
+            self._shorten()
+            world.calm.touch()
+            world.snapshot.touch()
+        target.make_database_anew(DATABASE)
         for (name,) in source.execute("SHOW TABLES"):
             ((_, created),) = source.execute(f"SHOW CREATE TABLE {name}")
             target.execute(str(created))
-        ((self._begun_at,),) = source.execute("SELECT @@gtid_binlog_pos")
-        processes.begin_sync(f"b{self.report.syncs + 1}", self._mode)
+        self._begun_at = source.binlog_gtids()
+        start = "" if self._has_snapshots else self._begun_at
+        processes.begin_sync(f"b{self.report.syncs + 1}", self._mode, start)
         self._settings = read_settings(world.config(processes.name).read_text("utf-8"), {})
-        world.calm.touch()
-        world.snapshot.touch()
+        if not self._has_snapshots:
+            self._fill(anew)
         for child in (processes.load, processes.applier):
             child.start()
+
+    def _make(self, tables: Iterable[Table]) -> None:
+        """Without a row."""
+        source = self._processes.source
+        for table in tables:
+            source.execute(f"DROP TABLE IF EXISTS {table.name}, {table.name}{MOVED}")
+            source.execute(table.create())
+        for table in TABLES:
+            source.execute(f"DROP TABLE IF EXISTS {table.name}{LIKE}, {table.name}{ROWS}")
+
+    def _fill(self, tables: Sequence[Table]) -> None:
+        changes = Changes(tables, self._random, 0, keyless_grow=True)
+        with closing(self._world.connect()) as connection, closing(connection.cursor()) as cursor:
+            for table in tables:
+                for statement in changes.rows(table, self._rows if table.columns else 0):
+                    cursor.execute(statement)
+
+    def _shorten(self) -> None:
+        """Let the tables without a key have so few rows that a snapshot reads each at once."""
+        source = self._processes.source
+        for table in TABLES:
+            if not table.has_key:
+                ((rows,),) = source.execute(f"SELECT COUNT(*) FROM {table.name}")
+                source.execute(f"DELETE FROM {table.name} LIMIT {max(rows - KEYLESS_ROWS, 0)}")
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +186,7 @@ class BinlogCampaign:
         """One before or during the snapshot; the reader goes on at once."""
         self._processes.befall(fault)
         self._note(fault, 0.0)
-        if fault.point.startswith("binlog.snapshot.begun"):
+        if fault.point.startswith(SNAPSHOT_BEGUN_POINT):
             self._world.calm.unlink(missing_ok=True)
         pause(self._random.uniform(0, 0.2))
 
@@ -215,13 +237,14 @@ class BinlogCampaign:
         """The load has come to rest: compare everything."""
         processes = self._processes
         processes.load.stop()
-        ((end,),) = processes.source.execute("SELECT @@gtid_binlog_pos")
-        flavor_end = parse_gtids("mariadb", str(end))
+        end = processes.source.binlog_gtids()
 
         def is_level() -> bool:
             pause(0.05)
             published = self._published()
-            return published is not None and published.is_sent and published.position.gtid_set.covers(flavor_end)
+            if published is None or not published.is_sent:
+                return False
+            return published.position.covers(Position(published.position.flavor, end))
 
         eventually(is_level, f"the reader is level with {end}", END_S, CampaignError)
         for child in (processes.reader, processes.applier):
@@ -239,7 +262,8 @@ class BinlogCampaign:
         self.report.complaints += [f"sync {processes.name}: {complaint}" for complaint in complaints]
         for note in lost_rows(lost, checker.changed_last):
             self._add_note(note)
-        self._lost = {found.table for found in lost}
+        if self._has_snapshots:
+            self._made_anew = {found.table for found in lost}  # the source has not what its binlog has of them
         self._say(f"check after {len(self.report.played)} faults: {len(complaints)} findings")
 
     def _add_note(self, note: str) -> None:
@@ -262,7 +286,7 @@ class BinlogCampaign:
         with txmq.connect(self._processes.address()) as client:
             topics = {topic.name: topic.partitions for topic in client.topics.list() if topic.name.startswith(prefix)}
             checker = Checker(
-                read_binlog(self._processes.binlog_files(), DATABASE), str(self._begun_at), topics, prefix,
+                read_binlog(self._processes.binlog_files(), DATABASE), self._begun_at, topics, prefix,
                 self._processes.snapshot_ended_at(),
             )  # fmt: skip
             for topic in topics:

@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -401,8 +402,9 @@ def folded(key: Key) -> Key:
     return tuple(map(str.lower, key))
 
 
-def _sequence(gtid: str) -> int:
-    return int(gtid.rpartition("-")[2] or 0)
+def _sequence(gtids: str) -> int:
+    """The number of a transaction; of a position, which has no gaps, that of its last one."""
+    return int(re.split("[-:]", gtids)[-1] or 0)
 
 
 def halves(change: DecodedChange) -> Iterator[tuple[str, Key, Image | None, Image | None]]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final
+
+from txmq.testing.processes.database_programs import Ability
+
 NUMBER, EXACT, TEXT, MOMENT, STAMP, BYTES = "{0} + 0", "CAST({0} AS DOUBLE)", "CAST({0} AS CHAR)", "m", "s", "HEX({0})"
 INTEGERS = ("0", "1", "-1")
 DATETIMES = (
@@ -119,5 +124,14 @@ COLUMNS: list[tuple[str, str, tuple[str, ...]]] = [
     ("varchar(9) character set cp932", TEXT, ("'日本'", "_cp932 x'875487908790fa58815f'")),
     ("varchar(9) character set eucjpms", TEXT, ("'日本'", "_eucjpms x'8eb1ada1a1c1f5a18ffcfe'")),
 ]
+_OF_SOME: Final = {
+    "uuid": Ability.NETWORK_TYPES, "inet": Ability.NETWORK_TYPES, "compressed": Ability.COMPRESSED_COLUMNS,
+    "uca1400": Ability.UCA1400,
+}  # fmt: skip
 # Invalid dates are kept, not refused; times are UTC; a value that does not fit is cut.
 SESSION = ("SET time_zone = '+00:00'", "SET sql_mode = 'ALLOW_INVALID_DATES'")
+
+
+def can_declare(declared: str, abilities: Collection[Ability]) -> bool:
+    """Whether a server has a type of column."""
+    return all(ability in abilities for word, ability in _OF_SOME.items() if word in declared)

@@ -1,8 +1,11 @@
-"""What a binlog holds, by ``mariadb-binlog``: the reader of the server's own makers, which shares nothing with txmq's.
+"""What a binlog holds, by the program of the server's own makers, which shares nothing with txmq's reader.
 
 ``read_binlog`` gives the transactions that a replica would run, in the order in which they take effect: the rows of an
 XA transaction with its XA COMMIT, each with the id of the XA PREPARE under which it stands. What a killed server has
 left of a transaction at the end of a file is none.
+
+``mariadb-binlog`` and ``mysqlbinlog`` print rows alike. A group begins with ``GTID`` in the header of an event of
+MariaDB, and with GTID_NEXT of MySQL, where BEGIN, XA START and XA COMMIT ... ONE PHASE are statements.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from txmq.testing.processes.database_programs import chosen_program
+
 _HEADER: Final = re.compile(rb"#\d{6} +\d+:\d\d:\d\d server id \d+ +end_log_pos \d+ (?:CRC32 0x[0-9a-f]+ )?\t(.*)")
 _CHANGE: Final = re.compile(rb"### (INSERT INTO|UPDATE|DELETE FROM) `(.*)`\.`(.*)`")
 _CELL: Final = re.compile(rb"###   @\d+=(.*?) */\* (.*) meta=-?\d+ nullable=\d is_null=\d \*/$")
 _OPS: Final = {b"INSERT INTO": "c", b"UPDATE": "u", b"DELETE FROM": "d"}
 _XA_END: Final = re.compile(r"XA (COMMIT|ROLLBACK) (\S+)$")
+_GTID_NEXT: Final = re.compile(rb"SET @@SESSION\.GTID_NEXT= '([^':]+:\d+)'")
 
 Cell = tuple[bytes, str]  # as shown, and the type's name there
 Image = tuple[Cell, ...]
@@ -53,7 +59,7 @@ def read_binlog(files: Iterable[Path], database: str) -> Iterator[Decoded]:
     Raises:
         subprocess.CalledProcessError: the program failed.
     """
-    command = ["mariadb-binlog", "--base64-output=decode-rows", "-vv", *map(str, files)]
+    command = [chosen_program().binlog_reader, "--base64-output=decode-rows", "-vv", *map(str, files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         yield from decoded(program.stdout, database)
@@ -99,8 +105,16 @@ class _Reader:
                 self._query = None
             elif not line.endswith(b"/*!*/;"):  # what sets the session's variables
                 self._query.append(line.decode("utf-8", "replace"))
+        elif (found := _GTID_NEXT.match(line)) is not None:
+            yield from self.end()
+            self._begin(found[1].decode())
         elif self._gtid and line.startswith((b"START TRANSACTION", b"XA START ")):
             self._is_transaction = True
+        elif self._gtid and line.startswith(b"XA PREPARE "):
+            self._parked[line.decode().removeprefix("XA PREPARE ")] = self._changes
+            self._begin("")
+        elif self._gtid and line.startswith(b"XA COMMIT "):  # in one phase: it is in the place of XA PREPARE
+            yield self._committed(self._changes)
 
     def _take_event(self, text: str) -> Iterator[Decoded]:
         name, _, rest = text.partition(" ")
@@ -112,9 +126,6 @@ class _Reader:
             self._begin("")
         elif name == "Xid":
             yield self._committed(self._changes)
-        elif name == "XID":  # XA PREPARE
-            self._parked[rest.removeprefix("= ")] = self._changes
-            self._begin("")
         elif name.startswith("Query"):
             self._query = []
 
@@ -133,7 +144,9 @@ class _Reader:
             yield self._committed(self._changes)
         elif text == "ROLLBACK":
             self._begin("")
-        elif not text.startswith(("SAVEPOINT ", "ROLLBACK TO", "XA END ", "BEGIN")):
+        elif text.startswith(("BEGIN", "XA START ")):
+            self._is_transaction = True
+        elif not text.startswith(("SAVEPOINT ", "ROLLBACK TO", "XA END ")):
             self._statement = text
 
     def _committed(self, changes: Sequence[DecodedChange]) -> Decoded:
@@ -154,7 +167,7 @@ class _Reader:
             self._change = (_OPS[found[1]], found[3].decode()) if found[2] == self._database else None
             self._images = []
         else:
-            raise ValueError(f"a line of mariadb-binlog that is not known: {line[:200]!r}")
+            raise ValueError(f"a line of a binlog's reader that is not known: {line[:200]!r}")
 
     def _end_row(self) -> None:
         if self._change is not None and self._images:

@@ -76,10 +76,17 @@ class BinlogCampaignDirectory:
         return self.directory / f"{name}.{command}.toml"
 
     def write_config(
-        self, name: str, mode: str, bootstrap: str, source: int, target: int, command: str = "run"
+        self, name: str, mode: str, bootstrap: str, source: int, target: int, command: str = "run", *, start: str = ""
     ) -> None:
-        """The file that a command is started with; reader and applier of a sync differ in ``bootstrap`` alone."""
+        """The file that a command is started with; reader and applier of a sync differ in ``bootstrap`` alone.
+
+        Args:
+            start: GTIDs, after which the reader begins without a snapshot; empty: with one.
+        """
         more = dict(_MORE)
+        if start:
+            more["source"] += f'start = "{start}"\n'
+            more["snapshot"] += 'mode = "never"\n'
         more["publish"] += f'mode = "{mode}"\nspool = "{self.directory / name}.spool"\n'
         more["apply"] += f'state_database = "state_{name}"\n'
         self.config(name, command).write_text(sync_settings(name, bootstrap, source, target, **more), "utf-8")

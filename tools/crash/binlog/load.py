@@ -28,6 +28,7 @@ from tools.crash.binlog.directory import BinlogCampaignDirectory
 from tools.crash.binlog.statements import Changes, alterations
 from tools.crash.binlog.tables import MOVED, TABLES
 from tools.crash.processes import pause, run_in_threads
+from txmq.testing.processes.database_programs import chosen_program
 from txmq.xa.database.dbapi import run
 
 WRITERS, XA_WORKERS = 3, 4
@@ -43,6 +44,8 @@ class Load:
     """
 
     def __init__(self, world: BinlogCampaignDirectory, name: str, seed: int) -> None:
+        abilities = chosen_program().abilities
+        self._tables = [table.of(abilities) for table in TABLES]
         self._world, self._name, self._seed = world, name, seed
         self._ends = threading.Event()
         self._stamps = itertools.count(seed % 10**9 * LIVES)
@@ -79,7 +82,7 @@ class Load:
                 connection.close()
 
     def _changes(self, rng: random.Random) -> Changes:
-        return Changes(rng, next(self._stamps), keyless_grow=not self._world.snapshot.exists())
+        return Changes(self._tables, rng, next(self._stamps), keyless_grow=not self._world.snapshot.exists())
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -142,19 +145,19 @@ class Load:
         pause(rng.uniform(0.2, 1.0))
         if self._world.calm.exists():
             return
-        for statement in alterations(rng, connection, moves=not self._world.snapshot.exists()):
+        for statement in alterations(self._tables, rng, connection, moves=not self._world.snapshot.exists()):
             try:
                 run(connection, statement)
             except MySQLdb.Error as error:
                 _refuse_away(error)
-                return  # a prepared transaction has the table, or it is not there
+                return  # a prepared transaction has the table, or it is not there, or the server has no such statement
             pause(rng.uniform(0, 0.3))
 
     def _tidy(self) -> None:
         with self._connected() as connection:
             while self._settle_some(connection, lambda: True):
                 pause(0.05)
-            for table in TABLES:
+            for table in self._tables:
                 with suppress(MySQLdb.Error):
                     run(connection, f"RENAME TABLE {table.name}{MOVED} TO {table.name}")
 

@@ -1,10 +1,11 @@
 """What a killed source's engine has lost of its own binlog is put back, so that both say the same of what follows.
 
-Theory of operation. MariaDB 10.11 commits an XA transaction in one phase as it commits any other: the engine prepares,
-the binlog has the transaction, the engine commits. A kill between the last two leaves it prepared under the xid, which
-the binlog does not name: recovery does not know it again. The load does not either, and rolls it back. Every reader of
-the binlog has it. If the load changed the same rows again, the binlog would contradict itself; and a snapshot that was
-read meanwhile stands at a position that its rows do not have. An applier would stop with a conflict, as a replica does.
+Theory of operation. A server with ``Ability.LOSES_ONE_PHASE`` (MariaDB) commits an XA transaction in one phase as it
+commits any other: the engine prepares, the binlog has the transaction, the engine commits. A kill between the last two
+leaves it prepared under the xid, which the binlog does not name: recovery does not know it again. The load does not
+either, and rolls it back. Every reader of the binlog has it. If the load changed the same rows again, the binlog would
+contradict itself; and a snapshot that was read meanwhile stands at a position that its rows do not have. An applier
+would stop with a conflict, as a replica does.
 
 So the last transactions of the killed server's file are looked for in its tables. Each change of a row has a stamp of
 its own. If one is missing, what is prepared and unknown to the binlog is rolled back, and the missing one is run again;
@@ -97,7 +98,7 @@ def _is_xa(transaction: Decoded) -> bool:
 
 
 def groups(lines: Iterable[bytes], gtids: Collection[str]) -> Iterator[bytes]:
-    """Of the output of ``mariadb-binlog`` some transactions, and what they need of the rest."""
+    """Of the output of ``binlog_lines`` some transactions, and what they need of the rest."""
     wanted, is_wanted = {gtid.encode() for gtid in gtids}, True
     for line in lines:
         if (found := GROUP.match(line)) is not None:

@@ -1,4 +1,7 @@
-"""What befalls whom in the binlog campaign, drawn from its seed: a sync's opening, with its snapshot, then rounds."""
+"""What befalls whom in the binlog campaign, drawn from its seed: a sync's opening, then rounds.
+
+Within the opening a snapshot is read; on a server that has none, the binlog from the position of empty tables on.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,34 @@ from typing import Final
 from tools.crash.faults import Fault
 
 SOURCE, TARGET, BROKER, READER, APPLIER, LOAD = "source", "target", "broker", "reader", "applier", "load"
-OPENING_POINTS: Final = ("binlog.positions.created", "binlog.positions.begun", "binlog.snapshot.begun")
-SNAPSHOT_POINTS: Final = (
-    "binlog.topic.made", "binlog.snapshot.viewed", "binlog.snapshot.read", "binlog.snapshot.left",
-)  # fmt: skip
+BEGUN_POINTS: Final = ("binlog.positions.created", "binlog.positions.begun")
+TOPIC_POINT, SNAPSHOT_BEGUN_POINT = "binlog.topic.made", "binlog.snapshot.begun"
+SNAPSHOT_POINTS: Final = (TOPIC_POINT, "binlog.snapshot.viewed", "binlog.snapshot.read", "binlog.snapshot.left")
 READER_POINTS: Final = ("binlog.tx.filled", "binlog.tx.committed", "binlog.position.read")
 SPOOL_POINTS: Final = ("binlog.spool.appended", "binlog.owner.taken", "binlog.tx.filled", "binlog.tx.committed")
 MODES: Final = {"transactional": READER_POINTS, "ordered": SPOOL_POINTS}  # of the syncs, in turn
 APPLIER_POINTS: Final = (
     "binlog.apply.filled", "binlog.apply.committed", "binlog.ddl.begun", "binlog.ddl.run", "binlog.ddl.noted",
 )  # fmt: skip
-POINTS: Final = frozenset((*OPENING_POINTS, *SNAPSHOT_POINTS, *READER_POINTS, *SPOOL_POINTS, *APPLIER_POINTS))
 _AWAY_S = (0.0, 1.5)
 _LONG_S = 4.0  # longer than a session of reader and applier, and than the silence after which a database is away
 _VISITS_MAX = 8
 
 
-def opening(rng: random.Random) -> list[Fault]:
+def points(*, has_snapshots: bool) -> frozenset[str]:
+    """Those at which somebody dies in a whole campaign."""
+    of_all = (*BEGUN_POINTS, TOPIC_POINT, *READER_POINTS, *SPOOL_POINTS, *APPLIER_POINTS)
+    return frozenset((*of_all, SNAPSHOT_BEGUN_POINT, *SNAPSHOT_POINTS) if has_snapshots else of_all)
+
+
+def opening(rng: random.Random, *, has_snapshots: bool) -> list[Fault]:
     """Of a sync that begins: the first ones in the order in which its points are reached once."""
-    first = [Fault("crash", (READER,), rng.uniform(*_AWAY_S), f"{point}:1") for point in OPENING_POINTS]
-    during = [_snapshot(rng, point) for point in SNAPSHOT_POINTS]
-    during.append(_snapshot(rng, rng.choice(SNAPSHOT_POINTS[1:]), BROKER))
-    during.append(_snapshot(rng, rng.choice(SNAPSHOT_POINTS[1:]), SOURCE))
+    once = (*BEGUN_POINTS, SNAPSHOT_BEGUN_POINT if has_snapshots else TOPIC_POINT)
+    first = [Fault("crash", (READER,), rng.uniform(*_AWAY_S), f"{point}:1") for point in once]
+    during = list[Fault]()
+    if has_snapshots:
+        during += [_snapshot(rng, point) for point in SNAPSHOT_POINTS]
+        during += [_snapshot(rng, rng.choice(SNAPSHOT_POINTS[1:]), other) for other in (BROKER, SOURCE)]
     during += [Fault("kill", (victim,), rng.uniform(0, 0.3)) for victim in (BROKER, SOURCE, READER)]
     rng.shuffle(during)
     return [*first, *during]
@@ -79,4 +88,9 @@ def _pairs(rng: random.Random, mode: str) -> Iterator[Fault]:
 
 
 _ANY: Final = random.Random(0)
-ROUND: Final = len([*opening(_ANY), *_alone(_ANY), *_points(_ANY, "transactional"), *_pairs(_ANY, "transactional")])
+ROUND: Final = len(
+    [
+        *opening(_ANY, has_snapshots=True), *_alone(_ANY), *_points(_ANY, "transactional"),
+        *_pairs(_ANY, "transactional"),
+    ]
+)  # fmt: skip

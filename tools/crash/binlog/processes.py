@@ -18,6 +18,7 @@ from tools.crash.faults import KILLED, POINT_S, Fault, Victim, Victims
 from tools.crash.processes import CampaignError, Child, pause
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 
 BROKER_SETTINGS = {"default_segment_size_bytes": 1 << 20, "checkpoint_interval_ms": 2000}
@@ -63,8 +64,12 @@ class Processes(Victims):
         """Of the broker, for a user."""
         return self._doors.address([self.broker], user)
 
-    def begin_sync(self, name: str, mode: str) -> None:
-        """From here on reader and applier are started for this one, each as a user of its own."""
+    def begin_sync(self, name: str, mode: str, start: str) -> None:
+        """From here on reader and applier are started for this one, each as a user of its own.
+
+        Args:
+            start: see ``BinlogCampaignDirectory.write_config``.
+        """
         self.name, reader, applier = name, f"{READER}-{name}", f"{APPLIER}-{name}"
         topics = f"{name}.*"
         grants = {
@@ -73,7 +78,9 @@ class Processes(Victims):
         }
         self._doors.admit([self.broker], grants)
         for user, command in ((reader, "run"), (applier, "apply")):
-            self._world.write_config(name, mode, self.address(user), self.source.port, self.target.port, command)
+            self._world.write_config(
+                name, mode, self.address(user), self.source.port, self.target.port, command, start=start
+            )
 
     @property
     def _all(self) -> dict[str, Child | MariaDB | BrokerProcess]:
@@ -109,7 +116,7 @@ class Processes(Victims):
             client.pause()
         for victim in victims:
             victim.start()
-            if victim is self.source:
+            if victim is self.source and Ability.LOSES_ONE_PHASE in self.source.program.abilities:
                 self.lost += put_back(self.source, self.binlog_files()[:-1])
         for client in clients:
             client.resume()

@@ -1,10 +1,10 @@
-"""The source's binlog replayed into a server of its own, by MariaDB's programs: the binlog's word on the tables.
+"""The source's binlog replayed into a server of its own, by its makers' programs: the binlog's word on the tables.
 
-Theory of operation. A server that is killed may have in its binlog what its engine has lost: a replica has that, and
-so must the target. Therefore the target is held to the binlog, and not to the source. ``mariadb-binlog`` gives the
-binlog as SQL, and ``mariadb`` runs it. The changes of an XA transaction are run at its XA COMMIT, in a transaction of
-their own: what a killed server has prepared may be in its binlog alone, and no end of it follows; or in its engine
-alone, and an end follows of what the binlog does not have.
+Theory of operation. A server that is killed may have in its binlog what its engine has lost: a replica has that, and so
+must the target. Therefore the target is held to the binlog, and not to the source. ``mariadb-binlog`` or
+``mysqlbinlog`` gives the binlog as SQL, and ``mariadb`` runs it, under new GTIDs in MySQL. The changes of an XA
+transaction are run at its XA COMMIT, in a transaction of their own: what a killed server has prepared may be in its
+binlog alone, and no end of it follows; or in its engine alone, and an end follows of what the binlog does not have.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from typing import Final
 
 from tools.crash.binlog.tables import DATABASE
 from tools.crash.processes import CampaignError
+from txmq.testing.processes.database_programs import chosen_program
 from txmq.testing.processes.mariadb import MariaDB
 
 _XA: Final = re.compile(rb"XA (START|END|PREPARE|COMMIT|ROLLBACK) (X'[^ /]*)")
-GROUP: Final = re.compile(rb"#\d{6} .*\t(?:GTID (\S+)|Start: )")
+GROUP: Final = re.compile(rb"#\d{6} .*\t(?:GTID\s(\S+)|Start: )")
+_GTID_NEXT: Final = b"SET @@SESSION.GTID_NEXT= "
+_NEW_GTID: Final = _GTID_NEXT + b"'AUTOMATIC'/*!*/;"
 _ROWS, _ROWS_END = b"BINLOG '", b"'/*!*/;"
 _SAID_BYTES = 2000
 
@@ -62,11 +65,12 @@ def binlog_lines(files: Sequence[Path]) -> list[bytes]:
     Raises:
         subprocess.CalledProcessError: the program failed.
     """
-    return subprocess.run(["mariadb-binlog", *map(str, files)], capture_output=True, check=True).stdout.split(b"\n")
+    command = [chosen_program().binlog_reader, *map(str, files)]
+    return subprocess.run(command, capture_output=True, check=True).stdout.split(b"\n")
 
 
 def run_lines(server: MariaDB, lines: Iterable[bytes]) -> None:
-    """Run SQL of ``mariadb-binlog``.
+    """Run SQL of ``binlog_lines``.
 
     Raises:
         CampaignError: the server refuses it.
@@ -81,11 +85,11 @@ def run_lines(server: MariaDB, lines: Iterable[bytes]) -> None:
     )  # fmt: skip
     if found.returncode:
         said = found.stderr[-_SAID_BYTES:].decode("utf-8", "replace")
-        raise CampaignError(f"what mariadb-binlog shows cannot be run: {said}")
+        raise CampaignError(f"the SQL of a binlog cannot be run: {said}")
 
 
 def replayable(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The output of ``mariadb-binlog`` with the changes of XA transactions at their XA COMMIT."""
+    """The output of ``binlog_lines`` with the changes of XA transactions at their XA COMMIT."""
     parked: dict[bytes, list[bytes]] = {}
     rows: list[bytes] | None = None  # of the XA transaction that is being read
     are_rows = False
@@ -103,5 +107,5 @@ def replayable(lines: Iterable[bytes]) -> Iterator[bytes]:
         if rows is not None and are_rows:
             rows.append(line)
         else:
-            yield line
+            yield _NEW_GTID if line.startswith(_GTID_NEXT) else line
         are_rows = are_rows and line != _ROWS_END

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tools.crash.binlog.tables import ALL_KEYS, KEYS, LIKE, MOVED, ROWS, TABLES, Table
+from tools.crash.binlog.tables import ALL_KEYS, KEYS, LIKE, MOVED, ROWS, Table
 from txmq.xa.database.dbapi import run
 
 _LARGE_SHARE = 0.01
@@ -21,11 +21,12 @@ class Changes:
     """Changes of rows, drawn; all with the same stamp.
 
     Args:
-        keyless_grow: whether rows are inserted into tables without a key.
+        tables: which are changed.
+        keyless_grow: whether rows are inserted into those without a key.
     """
 
-    def __init__(self, rng: random.Random, stamp: int, *, keyless_grow: bool) -> None:
-        self._rng, self._stamp, self._keyless_grow = rng, stamp, keyless_grow
+    def __init__(self, tables: Sequence[Table], rng: random.Random, stamp: int, *, keyless_grow: bool) -> None:
+        self._tables, self._rng, self._stamp, self._keyless_grow = tables, rng, stamp, keyless_grow
 
     def of_a_transaction(self, *, has_savepoints: bool = True) -> Iterator[str]:
         """Its statements."""
@@ -40,7 +41,7 @@ class Changes:
                 yield "ROLLBACK TO here"
 
     def _statement(self) -> str:
-        table = self._rng.choice(TABLES)
+        table = self._rng.choice(self._tables)
         name = table.name + (MOVED if self._rng.random() < _MOVED_SHARE else "")
         make: Callable[[Table, str], str] = self._rng.choices(
             (self._insert, self._upsert, self._replace, self._update, self._update_many, self._rekey, self._delete,
@@ -105,21 +106,22 @@ class Changes:
 
     def _large(self) -> str:
         """More changes than one txmq transaction has."""
-        table = self._rng.choice(TABLES)
+        table = self._rng.choice(self._tables)
         values = [column.value(self._rng) for column in table.columns]
         if table.has_key:
             return f"UPDATE {table.name} SET stamp = {self._stamp} LIMIT {_LARGE_ROWS}"
-        row = ", ".join([f"seq % {KEYS}", str(self._stamp), *values])
-        return f"INSERT INTO {table.name} ({self._names(table)}) SELECT {row} FROM seq_1_to_{_LARGE_ROWS}"
+        row = ", ".join([f"n % {KEYS}", str(self._stamp), *values])
+        counted = f"WITH RECURSIVE seq AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM seq WHERE n < {_LARGE_ROWS})"
+        return f"INSERT INTO {table.name} ({self._names(table)}) {counted} SELECT {row} FROM seq"
 
 
-def alterations(rng: random.Random, connection: Any, *, moves: bool) -> list[str]:
-    """Statements that change a table, to be run one after the other.
+def alterations(tables: Sequence[Table], rng: random.Random, connection: Any, *, moves: bool) -> list[str]:
+    """Statements that change one of the tables, to be run one after the other; not each server knows all of them.
 
     Args:
         moves: tables may be renamed, emptied, dropped and made as well.
     """
-    table = rng.choice(TABLES)
+    table = rng.choice(tables)
     if not moves or rng.random() < 0.5:
         return [_alteration(rng, connection, table)]
     name = table.name
@@ -161,5 +163,7 @@ def _alteration(rng: random.Random, connection: Any, table: Table) -> str:
             f"ALTER TABLE {table.name} MODIFY COLUMN {chosen} VARCHAR(40)",
             f"ALTER TABLE {table.name} ADD INDEX IF NOT EXISTS stamps (stamp), COMMENT = '{number}'",
             f"ALTER TABLE {table.name} DROP INDEX IF EXISTS stamps",
+            f"ALTER TABLE {table.name} ADD INDEX stamps (stamp), COMMENT = '{number}'",
+            f"ALTER TABLE {table.name} DROP INDEX stamps",
         )
     )

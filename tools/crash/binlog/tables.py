@@ -1,8 +1,8 @@
-"""The ten tables of the campaign: together they have every type of column, and every kind of key.
+"""The ten tables of the campaign: together they have every type of column of the server, and every kind of key.
 
 Each table begins with the columns of its key (of a table without one: a number that is not unique), then ``stamp``,
 which each statement of the load sets to a value of its own. Statements add columns after it only. A column whose name
-begins with ``o`` holds what ``mariadb-binlog`` does not show as text (another character set, compressed, ...): the
+begins with ``o`` holds what the binlog's own reader does not show as text (another character set, compressed, ...): the
 comparison of the tables looks at those, the checker of the events does not.
 
 The name of a table says what its key is, also of what statements make of it: ``_moved`` has it, ``_like`` has it,
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from tools.crash.binlog.columns import COLUMNS
+from tools.crash.binlog.columns import COLUMNS, can_declare
+from txmq.testing.processes.database_programs import Ability
 
 DATABASE: Final = "shop"
 PULSE: Final = "tab_a"  # the first table of a snapshot; the campaign alone writes it
@@ -27,6 +28,7 @@ TABLE_NAME: Final = re.compile(rf"\btab_[a-z]+(?:{MOVED}|{LIKE}|{ROWS})?\b")
 _LARGE: Final = re.compile(r"repeat\(.*, \d{4,}\)")
 _LARGE_SHARE: Final = 0.01
 _NULL_SHARE: Final = 0.1
+_GEOMETRY: Final = re.compile("geometry|point")
 _OPAQUE: Final = re.compile("character set|compressed|uuid|inet|geometry|point|enum|set\\(")
 
 
@@ -76,6 +78,13 @@ class Table(NamedTuple):
     def key_names(self) -> tuple[str, ...]:
         """The key's columns."""
         return tuple(name for name, _ in self.key)
+
+    def of(self, abilities: Collection[Ability]) -> Table:
+        """The same with the columns that a server can have, and show."""
+        known = [one for one in self.columns if can_declare(one.declared, abilities)]
+        if Ability.SHOWN_GEOMETRY not in abilities:
+            known = [one for one in known if not _GEOMETRY.search(one.declared)]
+        return self._replace(columns=tuple(known))
 
     def create(self) -> str:
         """SQL that makes it."""

@@ -1,4 +1,4 @@
-"""Whether a value of an event is what ``mariadb-binlog`` shows of the same column."""
+"""Whether a value of an event is what the server's own program shows of the same column."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ def _text(shown: bytes, value: Any) -> bool:
 _OTHERS: Final = {
     "BIT": _bits, "FLOAT": _float, "DOUBLE": _double, "DECIMAL": _decimal, "DATE": _date, "DATETIME": _moment,
     "TIME": _time, "TIMESTAMP": _stamp, **dict.fromkeys(
-        ("STRING", "VARSTRING", "BLOB", "TINYBLOB", "MEDIUMBLOB", "LONGBLOB"), _text
+        ("STRING", "VARSTRING", "BLOB", "TINYBLOB", "MEDIUMBLOB", "LONGBLOB", "JSON"), _text
     ),
 }  # fmt: skip

@@ -45,6 +45,7 @@ class Ability(enum.Enum):
     DOMAINS = "counts GTIDs by domains: each server's follow one another"
     HIDDEN_CASCADES = "changes rows by foreign keys without row events"
     KEY_FILES = "encrypts with the keys of a file"
+    LOSES_ONE_PHASE = "may lack after a kill an XA transaction in one phase that its binary log has"
     MARIADB_DIALECT = "has a dialect of its own in SQLAlchemy"
     MIXED_TRANSACTIONS = "lets a transaction change tables that cannot roll back"
     OLD_TEMPORAL_TYPES = "makes temporal columns in the format of before MySQL 5.6"
@@ -62,6 +63,7 @@ class Ability(enum.Enum):
     NETWORK_TYPES = "has columns of the types UUID, INET4, INET6"
     REPLACED_TABLES = "makes a table in the place of another one (CREATE OR REPLACE TABLE)"
     SEQUENCES = "has sequences"
+    SHOWN_GEOMETRY = "shows geometries in its binary log: its program reads on after one"
     SNAPSHOTS = "tells at which place in its binary log a consistent read stands"
 
 
@@ -95,6 +97,10 @@ class DatabaseProgram(Protocol):
     @property
     def server(self) -> str:
         """The path of the program."""
+
+    @property
+    def binlog_reader(self) -> str:
+        """The path of its makers' program that shows a binary log."""
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -131,6 +137,10 @@ class MariaDBProgram:
     @property
     def server(self) -> str:
         return _found("mariadbd", self._root)
+
+    @property
+    def binlog_reader(self) -> str:
+        return _found("mariadb-binlog", None)  # this machine's: it is in a package of clients
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -174,6 +184,10 @@ class MySQLProgram:
     @property
     def server(self) -> str:
         return _found("mysqld", self._root)
+
+    @property
+    def binlog_reader(self) -> str:
+        return _found("mysqlbinlog", self._root)
 
     def install_command(self, data_dir: Path, scratch: Path) -> list[str]:
         users = scratch / "users.sql"  # root@localhost, which it makes, may not come by TCP: names are not resolved

@@ -1,4 +1,4 @@
-"""What the program mariadb-binlog prints is read as a replica would run it."""
+"""What the programs mariadb-binlog and mysqlbinlog print is read as a replica would run it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ ROW = f"""{HEAD}Annotate_rows:
 # Number of rows: 3
 """
 COMMIT = f"{HEAD}Xid = 9\nCOMMIT/*!*/;\n"
+UUID = "fb61775d-ec05-11f1-8d92-02fc00000001"
+NEXT = (
+    f"{HEAD}GTID\tlast_committed=0\tsequence_number=1\trbr_only=yes\ttransaction_length=185\n"
+    "/*!80014 SET @@session.original_server_version=90704*//*!*/;\n"
+    f"SET @@SESSION.GTID_NEXT= '{UUID}:{{0}}'/*!*/;\n"
+)
+END_OF_FILE = "SET @@SESSION.GTID_NEXT= 'AUTOMATIC' /* added by mysqlbinlog */ /*!*/;\nDELIMITER ;\n"
 
 
 def query(text: str) -> str:
@@ -83,3 +90,35 @@ def test_savepoints_end_no_transaction() -> None:
 def test_a_line_that_is_not_known_is_refused() -> None:
     with pytest.raises(ValueError, match="not known"):
         read("### SOMETHING NEW")
+
+
+def mysql(number: int, *rest: str) -> str:
+    """A group of MySQL."""
+    return NEXT.format(number) + "".join(rest)
+
+
+def test_groups_of_mysql_are_read() -> None:
+    made = "CREATE TABLE `t` (\n  `id` int\n) START TRANSACTION"
+    shown = mysql(1, query("CREATE TABLE t (id INT)")) + mysql(2, query("BEGIN"), ROW, COMMIT)
+    shown += mysql(3, query("BEGIN"), query(made), ROW, COMMIT) + mysql(4, query("DROP TABLE t")) + END_OF_FILE
+    assert read(shown) == [
+        (f"{UUID}:1", 0, "CREATE TABLE t (id INT)"), (f"{UUID}:2", 2, ""), (f"{UUID}:3", 2, made),
+        (f"{UUID}:4", 0, "DROP TABLE t"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (["PREPARE"], []), (["PREPARE", "COMMIT"], [(f"{UUID}:2", 2, "")]),
+        (["PREPARE", "ROLLBACK"], [(f"{UUID}:2", 0, "")]), (["COMMIT ONE PHASE"], [(f"{UUID}:1", 2, "")]),
+    ],
+)  # fmt: skip
+def test_xa_transactions_of_mysql_come_with_their_commit(ends: list[str], told: list[tuple[str, int, str]]) -> None:
+    xid = "X'61',X'',1"
+    word, *more = ends[0].partition(" ")
+    shown = mysql(1, query(f"XA START {xid}"), ROW, query(f"XA END {xid}"))
+    shown += f"{HEAD}XA PREPARE {xid}\nXA {word} {xid}{''.join(more)}\n/*!*/;\n"
+    for number, end in enumerate(ends[1:], 2):
+        shown += mysql(number, query(f"XA {end} {xid}"))
+    assert read(shown + END_OF_FILE) == told

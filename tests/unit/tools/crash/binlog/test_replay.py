@@ -1,4 +1,4 @@
-"""What mariadb-binlog prints is run with the changes of XA transactions at their XA COMMIT, or not at all."""
+"""The SQL of a binlog is run with the changes of XA transactions at their XA COMMIT, or not at all."""
 
 from __future__ import annotations
 
@@ -45,3 +45,22 @@ def test_changes_are_run_when_they_are_committed(shown: str, run: str) -> None:
     assert " ".join(said) == run
     assert not [line for line in lines if line.startswith("XA ")]
     assert lines.count("BINLOG '") == lines.count("'/*!*/;")
+
+
+GTID = f"{HEAD}GTID\tlast_committed=0\nSET @@SESSION.GTID_NEXT= 'fb61775d-ec05-11f1-8d92-02fc00000001:1'/*!*/;\n"
+XA_ROWS = (
+    f"{GTID}XA START X'0a',X'',1\n/*!*/;\nBINLOG '\nrow0a\n'/*!*/;\nXA END X'0a',X'',1\n/*!*/;\n"
+    f"{HEAD}XA PREPARE X'0a',X'',1\n"
+)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["XA PREPARE X'0a',X'',1\n/*!*/;\n%sXA COMMIT X'0a',X'',1\n/*!*/;", "XA COMMIT X'0a',X'',1 ONE PHASE\n/*!*/;"],
+)
+def test_mysqls_changes_are_run_under_new_gtids(end: str) -> None:
+    shown = XA_ROWS + end.replace("%s", GTID)
+    lines = [line.decode() for line in replayable(shown.encode().split(b"\n"))]
+    assert {line for line in lines if "GTID_NEXT" in line} == {"SET @@SESSION.GTID_NEXT= 'AUTOMATIC'/*!*/;"}
+    said = [line for line in lines if not line.startswith(("#", "/*!*/;", "SET "))]
+    assert said == ["START TRANSACTION/*!*/;", "BINLOG '", "row0a", "'/*!*/;", "COMMIT"]

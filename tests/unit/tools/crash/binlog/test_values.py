@@ -1,4 +1,4 @@
-"""A value of an event and what mariadb-binlog shows of it."""
+"""A value of an event and what the server's program shows of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tools.crash.binlog.values import compared_key, differing
         (b"0", "TIMESTAMP(0)", "0000-00-00T00:00:00Z", "1970-01-01T00:00:00Z"),
         (rb"'it's\x0a'", "VARSTRING(9)", "it's\n", "its\n"), (rb"'a\x00b'", "STRING(5)", b"a\0b\0\0", b"a\0\0\0\0"),
         (rb"'\x00'", "BLOB/TEXT", b"\0", b"\1"), (b"NULL", "INT", None, 0), (b"0", "INT", 0, None),
+        ("'{\"a\": \"ü\"}'".encode(), "JSON", '{"a": "ü"}', '{"a": "u"}'),
     ],
 )  # fmt: skip
 def test_a_value_is_what_is_shown(shown: bytes, kind: str, value: object, other: object) -> None:
