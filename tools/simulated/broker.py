@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from threading import RLock
 from typing import Any
 
@@ -39,6 +40,7 @@ _ENDS = ("committed", "rolled-back")
 _UNSEEN = (TransactionState.NONE, TransactionState.FORGOTTEN)
 
 
+@cache
 def settings_of(request_size_bytes_max: int) -> BrokerSettings:
     """Of a small broker that takes requests of this size."""
     size = request_size_bytes_max

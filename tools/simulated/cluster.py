@@ -24,7 +24,7 @@ from txmq.registry.port import DeletedTopic, Home, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
 from txmq.xid import TxId
 
-TALK_S = 5.0  # a home looks at a part after a second, and again after two
+TALK_S = 3.0  # a home looks at a part after a second, and again after another one
 
 
 class SimulatedHome(SimulatedBroker):
