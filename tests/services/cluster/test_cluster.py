@@ -213,6 +213,9 @@ def test_an_operator_gives_a_lost_home_up(cluster: Cluster) -> None:
     assert (b"found here" in values(here, mine), b"lost there" in values(there, theirs)) == (True, False)
 
 
+SYNCS_OF_OTHERS_MAX = 5  # it may die of a sync that was under way, of an earlier group
+
+
 @pytest.mark.parametrize("behind", ["", ">journal.sync.done"])
 def test_giving_a_home_up_survives_a_kill(cluster: Cluster, behind: str) -> None:
     """Before it is journaled, and before it is answered: of a decision, and of a part that is placed here."""
@@ -229,10 +232,13 @@ def test_giving_a_home_up_survives_a_kill(cluster: Cluster, behind: str) -> None
         (decided.txid, f"branch={decided.branch}", "broker.decision.reported"),
         (placed.branch, f"of={placed.txid}", "broker.branch.reported"),
     ):
-        here.restart(env={"TXMQ_CRASH": f"{point}{behind}:1"})
         complete = f"complete {txid} {words} heuristic=hazard reason=ada"
-        dies_of(here, f"{complete} 1\r\n".encode())
-        is_journaled = _waits_for(here, txid) == []
+        for _ in range(SYNCS_OF_OTHERS_MAX):
+            here.restart(env={"TXMQ_CRASH": f"{point}{behind}:1"})
+            dies_of(here, f"{complete} 1\r\n".encode())
+            is_journaled = _waits_for(here, txid) == []
+            if is_journaled or not behind:
+                break
         assert is_journaled is bool(behind)
         assert asked(here, *complete.split())[0] == 200
         [row] = _waits_for(here, txid, "heuristic")
