@@ -342,12 +342,15 @@ def test_threads_and_tasks_use_one_resource(shared_broker: BrokerProcess, shop: 
             assert len(await service.check()) == 6
 
     def order(value: bytes) -> None:
-        with txmq.connect(shared_broker.address) as client, client.producer() as producer:
-            with producer.transaction(shop.resource) as tx:
-                cursor = tx.connection(shop.resource).cursor()
-                cursor.execute(shop.insert, (value,))
-                producer.send(topic, value, key=b"k")
-                cursor.execute(shop.take)
+        with (
+            txmq.connect(shared_broker.address) as client,
+            client.producer() as producer,
+            producer.transaction(shop.resource) as tx,
+        ):
+            cursor = tx.connection(shop.resource).cursor()
+            cursor.execute(shop.insert, (value,))
+            producer.send(topic, value, key=b"k")
+            cursor.execute(shop.take)
 
     topic = f"both-{type(shop).__name__}"
     on_loop(scenario)
