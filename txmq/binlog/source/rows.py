@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import ABSENT, Column, ColumnKind, Row, RowChange, TableSchema, Value
+from txmq.binlog.changes import ABSENT, Column, ColumnKind, Row, RowChange, TableName, TableSchema, Value
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
 from txmq.binlog.source.events import UNREADABLE, RowOp, uncompressed
@@ -50,14 +50,30 @@ class TableDescription:
     unique: tuple[tuple[str, ...], ...] = ()
 
 
+class AbsentColumnsError(ColumnError):
+    """Columns that are not generated are absent from the row image.
+
+    Attributes:
+        names: of all of them.
+        is_known: the database has columns of these names now, so that it was asked whether they are generated.
+    """
+
+    def __init__(self, table: TableName, names: Sequence[str], *, is_known: bool) -> None:
+        text = "it is absent from the row image: SET GLOBAL binlog_row_image=FULL"
+        super().__init__(str(table), names[0], text)
+        self.names, self.is_known = names, is_known
+
+
 class TableDecoder:
     """Turns a table's rows events into changes."""
 
     __slots__ = (
-        "_all_present", "_columns", "_generated", "_image_size", "_readers", "_row_readers", "_shown", "schema"
+        "_all_present", "_columns", "_described", "_generated", "_image_size", "_readers", "_row_readers", "_shown",
+        "_table_map", "schema",
     )  # fmt: skip
 
     def __init__(self, table_map: TableMap, described: TableDescription) -> None:
+        self._table_map, self._described = table_map, described
         columns, self._readers = _columns(table_map, described)
         self._columns = len(columns)
         self._shown = len(columns)
@@ -76,6 +92,11 @@ class TableDecoder:
         every = self._shown_of(_row_reader(self._readers))
         self._row_readers = {self._all_present: every}  # by the bits of the columns in the image
 
+    def with_generated(self, names: frozenset[str]) -> TableDecoder:
+        """The same, where these columns are generated, too."""
+        generated = self._described.generated | names
+        return TableDecoder(self._table_map, replace(self._described, generated=generated))
+
     def changes(
         self, op: RowOp, data: bytes, at: int, *, compressed: bool, is_partial: bool = False
     ) -> list[RowChange]:
@@ -85,7 +106,8 @@ class TableDecoder:
             is_partial: of JSON documents, rows after an update may hold what has changed.
 
         Raises:
-            ColumnError: a column is absent from the row image, or its value cannot be read.
+            AbsentColumnsError: columns are absent from the row image.
+            ColumnError: a value cannot be read.
             SourceError: the event does not fit the table map.
         """
         count, at = _number(data, at)
@@ -142,13 +164,12 @@ class TableDecoder:
         """A reader of an image without some generated columns.
 
         Raises:
-            ColumnError: another column is absent.
+            AbsentColumnsError: other columns are absent.
         """
         absent = self._all_present & ~present & ~self._generated
         if absent:
-            name = self.schema.columns[(absent & -absent).bit_length() - 1].name
-            text = "it is absent from the row image: SET GLOBAL binlog_row_image=FULL"
-            raise ColumnError(str(self.schema.table), name, text)
+            names = [column.name for place, column in enumerate(self.schema.columns) if absent >> place & 1]
+            raise AbsentColumnsError(self.schema.table, names, is_known=not self._described.columns.isdisjoint(names))
         places = self._places(present)
         read_present = _row_reader([self._readers[place] for place in places])
         width = self._columns

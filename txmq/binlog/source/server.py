@@ -61,7 +61,7 @@ class Server:
         self._options = options
         self._charsets: dict[int, tuple[str, int, str]] = {}
         self._decoders: dict[str, Charset] = {}
-        self._types: dict[TableName, dict[str, str]] = {}
+        self._described: dict[TableName, TableDescription] = {}
         self.origin = Origin("mariadb", "")
 
     def check(self) -> None:
@@ -305,26 +305,29 @@ class Server:
             "SELECT column_name, column_type, generation_expression FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s", *table,
         )  # fmt: skip
-        types = {row[0]: row[1] for row in columns if row[1] in _BINARY_TYPES}
-        if columns:
-            self._types[table] = types
-        return TableDescription(
+        found = TableDescription(
             columns=frozenset(row[0] for row in columns),
-            types=types,
+            types={row[0]: row[1] for row in columns if row[1] in _BINARY_TYPES},
             generated=frozenset(row[0] for row in columns if row[2]),
             unique=self._unique(table),
         )
+        if columns:
+            self._described[table] = found
+        return found
 
-    def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
-        """Types of columns that were renamed, or their table, after a place in the binlog.
+    def later(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> TableDescription:
+        """Columns that were renamed, or their table, after a place in the binlog, by their names there.
 
-        Of a table that was dropped it is what it had when it was last described; nothing if it never was.
+        A table that was dropped is as it was when it was last described; nothing is known if it never was.
         """
         found = later_names(self._statements(file, offset), table, columns)
         if found is None:
-            return self._types.get(table, {})
-        types = self.describe(found.table).types
-        return {name: types[now] for name, now in found.columns.items() if now in types}
+            return self._described.get(table, TableDescription())
+        now = self.describe(found.table)
+        return TableDescription(
+            types={name: now.types[later] for name, later in found.columns.items() if later in now.types},
+            generated=frozenset(name for name, later in found.columns.items() if later in now.generated),
+        )
 
     def _statements(self, file: str, offset: int) -> Iterator[tuple[str, str]]:
         """The statements after a place in the binlog, each with its database."""

@@ -53,7 +53,7 @@ from txmq.binlog.source.events import (
     xa_prepare,
 )
 from txmq.binlog.source.options import SourceOptions
-from txmq.binlog.source.rows import TableDecoder, TableDescription, nameless_binaries
+from txmq.binlog.source.rows import AbsentColumnsError, TableDecoder, TableDescription, nameless_binaries
 from txmq.binlog.source.status_variables import StatusVariables
 from txmq.binlog.source.table_map import parse_table_map
 from txmq.binlog.statements import Statement, What, recognise, shadowed
@@ -71,8 +71,8 @@ class Catalog(Protocol):
     def describe(self, table: TableName) -> TableDescription:
         """A table as it is now; what has gone since is described as a table without more."""
 
-    def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
-        """Types (``uuid``, ``inet4``, ``inet6``) of columns that have other names now than at a place in the binlog."""
+    def later(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> TableDescription:
+        """Types and generated ones of columns that have other names now than at a place in the binlog, by these."""
 
     def charset(self, number: int) -> Charset:
         """The character set of a collation."""
@@ -318,9 +318,24 @@ class TransactionReader:
         table_map = parse_table_map(described, self._origin.flavor, self._catalog.charset)
         nameless = nameless_binaries(table_map, description) if self._origin.flavor == "mariadb" else []
         if nameless:
-            types = self._catalog.later_types(table, nameless, self.file, self.offset)
-            description = replace(description, types=description.types | types)
+            later = self._catalog.later(table, nameless, self.file, self.offset)
+            description = replace(description, types=description.types | later.types)
         return TableDecoder(table_map, description)
+
+    def _with_later_names(self, decoder: TableDecoder, error: AbsentColumnsError) -> TableDecoder:
+        """Of a table that was renamed since, or whose columns were: MariaDB 11.8 leaves generated ones out.
+
+        Raises:
+            AbsentColumnsError: they are not generated, or nobody knows.
+        """
+        later = TableDescription()
+        if not error.is_known:
+            later = self._catalog.later(decoder.schema.table, error.names, self.file, self.offset)
+        if not later.generated.issuperset(error.names):
+            raise error
+        known = decoder.with_generated(later.generated)
+        self._decoders |= {described: known for described, one in self._decoders.items() if one is decoder}
+        return known
 
     def _captures(self, table: TableName) -> bool:
         base = shadowed(table)
@@ -342,7 +357,11 @@ class TransactionReader:
             return
         at = 8 + (int.from_bytes(body[8:10], "little") if has_more else 0)
         is_partial = kind == BINLOG.PARTIAL_UPDATE_ROWS_EVENT
-        changes = decoder.changes(op, body, at, compressed=compressed, is_partial=is_partial)
+        try:
+            changes = decoder.changes(op, body, at, compressed=compressed, is_partial=is_partial)
+        except AbsentColumnsError as error:
+            decoder = self._tables[number] = self._with_later_names(decoder, error)
+            changes = decoder.changes(op, body, at, compressed=compressed, is_partial=is_partial)
         if self._skip:
             changes = self._unpublished(opened, changes)
         kept = self._changes

@@ -7,7 +7,7 @@ from pymysqlreplication.constants import FIELD_TYPE
 
 from txmq.binlog.changes import ABSENT, RowChange, TableName
 from txmq.binlog.errors import ColumnError
-from txmq.binlog.source.rows import TableDecoder, TableDescription
+from txmq.binlog.source.rows import AbsentColumnsError, TableDecoder, TableDescription
 from txmq.binlog.source.table_map import MapColumn, TableMap
 
 ALL, STORED = b"\x07", b"\x05"  # of the columns id, doubled, v
@@ -47,6 +47,16 @@ def test_another_column_that_is_absent_is_refused_by_name() -> None:
         present = b"\x01" if name == "v" else STORED
         with pytest.raises(ColumnError, match=f"column {name}: .*binlog_row_image=FULL"):
             decoder(generated).changes("d", b"\x03" + present + image(1, 5), 0, compressed=False)
+
+
+def test_absent_columns_that_the_database_does_not_know_may_be_generated() -> None:
+    one, deleted = decoder("other"), b"\x03" + STORED + image(1, 5)
+    with pytest.raises(AbsentColumnsError) as caught:
+        one.changes("d", deleted, 0, compressed=False)
+    assert (caught.value.names, caught.value.is_known) == (["doubled"], False)
+    known = one.with_generated(frozenset(["doubled"]))
+    assert told(known.changes("d", deleted, 0, compressed=False)) == [((1, ABSENT, 5), None)]
+    assert [column.is_generated for column in known.schema.columns] == [False, True, False]
 
 
 def test_an_unreadable_value_is_named_behind_absent_ones() -> None:

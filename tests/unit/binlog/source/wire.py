@@ -97,9 +97,9 @@ class NoDatabase:
         self.asked.append(table)
         return TableDescription()
 
-    def later_types(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> dict[str, str]:
+    def later(self, table: TableName, columns: Sequence[str], file: str, offset: int) -> TableDescription:
         """See ``Catalog``."""
-        return {}
+        return TableDescription()
 
     def charset(self, number: int) -> Charset:
         """See ``Catalog``."""
