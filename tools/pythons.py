@@ -19,6 +19,7 @@ NAMES = ("python3.11", "python3.12", "python3.13", "python3.14")
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
 PACKAGES = (
     "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "cryptography", "mysqlclient", "sqlalchemy", "django",
+    "psycopg[binary]", "pymysql",
 )  # fmt: skip
 TESTS = (
     "tests/vectors", "tests/unit/aio", "tests/unit/client", "tests/unit/runtime", "tests/unit/broker/shell",

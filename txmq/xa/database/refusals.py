@@ -57,6 +57,7 @@ _IN_WORDS: Final = (
 )
 _OF_PROGRAMS: Final = (TypeError, ValueError, LookupError, AttributeError, ImportError)
 _OF_CALLS: Final = ("ProgrammingError", "NotSupportedError")
+_CLOSED: Final = re.compile(r"closed|no active connection")  # a ProgrammingError of sqlite3, a ValueError of aiosqlite
 _PLACE: Final = {
     "user": ("user",), "database": ("database", "db", "dbname", "name"), "server": ("host", "unix_socket"),
     "port": ("port",),
@@ -66,18 +67,22 @@ _PLACE: Final = {
 def refusal_of(error: BaseException) -> Refusal | None:
     """What the database refuses; None: it does not answer, or has failed for a moment."""
     chain = [error] if error.__cause__ is None else [error, error.__cause__]
-    return next((found for one in chain if (found := _of_one(one)) is not None), None)
+    said = next((found for one in chain if (found := _said(one)) is not None), None)
+    return said or (Refusal.CALL if any(map(_is_of_a_call, chain)) else None)
 
 
-def _of_one(error: BaseException) -> Refusal | None:
-    state, number, words = sqlstate(error) or "", code_of(error), str(error)
+def _said(error: BaseException) -> Refusal | None:
+    state, number = sqlstate(error) or "", code_of(error)
     known = _OF_POSTGRESQL.get(state) or _OF_POSTGRESQL.get(state[:2]) or _OF_MYSQL.get(number or 0)
-    if known is not None:
+    if known is not None or not is_error(error):
         return known
-    if not is_error(error):
-        return Refusal.CALL if isinstance(error, _OF_PROGRAMS) else None
-    said = next((refusal for pattern, refusal in _IN_WORDS if re.search(pattern, words)), None)
-    return said or (Refusal.CALL if any(is_of_class(error, name) for name in _OF_CALLS) else None)
+    return next((refusal for pattern, refusal in _IN_WORDS if re.search(pattern, str(error))), None)
+
+
+def _is_of_a_call(error: BaseException) -> bool:
+    if _CLOSED.search(str(error)):
+        return False
+    return any(is_of_class(error, name) for name in _OF_CALLS) if is_error(error) else isinstance(error, _OF_PROGRAMS)
 
 
 def told(error: BaseException) -> str:

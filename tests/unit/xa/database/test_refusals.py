@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 import psycopg
 import pymysql
@@ -69,6 +70,24 @@ def test_error_of_a_framework_is_its_driver_s() -> None:
     outer = SessionError("SELECT 1", {}, cause)
     outer.__cause__ = cause
     assert refusal_of(outer) is Refusal.LOGIN
+
+
+def test_class_of_a_framework_s_error_says_less_than_its_driver_s_number() -> None:
+    class ProgrammingError(psycopg.Error):
+        """Of Django: every class of PEP 249 once more."""
+
+    outer = ProgrammingError('column "unit" does not exist')
+    outer.__cause__ = psycopg.errors.UndefinedColumn('column "unit" does not exist')
+    assert refusal_of(outer) is Refusal.TABLE
+
+
+def test_connection_that_was_closed_is_no_refusal() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        pass
+    with pytest.raises(sqlite3.ProgrammingError) as caught:
+        connection.cursor()
+    assert refusal_of(caught.value) is None
+    assert refusal_of(ValueError("no active connection")) is None
 
 
 def test_what_is_told_names_user_and_server_in_one_line() -> None:
