@@ -131,6 +131,10 @@ class SimulatedConnection:
                 self.session = ClientSession(json.loads(self._hello("new").body), monotonic_ms)
             return self, self.session
 
+    def have_session(self, deadline: float) -> ClientSession:
+        """See ``BrokerControl``."""
+        return self.connect_with_session(deadline)[1]
+
     def known_outcome(self, txid: TxId) -> Outcome | None:
         """See ``BrokerControl``."""
         return None if self.session is None else self.session.known_outcome(txid.counter)

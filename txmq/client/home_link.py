@@ -179,7 +179,7 @@ class HomeLink:
         """The session of this client's transactions, opened if need be. Raises as ``txmq.connect``."""
         session = self.control.session
         if session is None:
-            _, session = self.control.connect_with_session(self.clock.monotonic() + self.timeout)
+            session = self.control.have_session(self.clock.monotonic() + self.timeout)
         return session
 
     def leave_session(self, full: ClientSession) -> None:

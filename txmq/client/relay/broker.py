@@ -102,7 +102,7 @@ class RelayBroker:
         number = int(home[17:], 16) if home else 0
         link = self._routes.link_of_home(number) if home else any_link
         self._connection = link.new_connection()
-        _, self._session = self._connection.connect_with_session(deadline)
+        self._session = self._connection.have_session(deadline)
         self._anchor = self._routes.link_of_home(self._session.home)
         found = f"{self._session.cluster:016x}-{self._session.home:016x}"
         if not home or found == home:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from txmq.client.transaction.home_part import PendingCommits
-from txmq.client.transport.reply import Reply
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
+from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.branch import XAResource
@@ -89,7 +89,7 @@ class BackgroundResolver:
         self._resolver.report(hazard, on_reported)
         self.wake()
 
-    def completed(self, resource: XAResource, txid: str, answer: Reply) -> None:
+    def completed(self, resource: XAResource, txid: str, answer: Answer) -> None:
         """``complete`` of a branch was sent; it is not awaited, except when the client is closed."""
         self._resolver.branch_resolver(resource, txid).completed(txid, answer)
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets, Streamed
 from txmq.client.transaction.refusals import LOST, raise_rolled_back
 from txmq.client.transport.reconnecting import AWAY_S_MAX
-from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     ConnectionLostError,
@@ -34,6 +33,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
+from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xid import TxId
 
@@ -81,7 +81,7 @@ class Conversation:
         self._control = home.control
         self._is_attached = False
         self._counter = 0
-        self._prepare: Reply | None = None
+        self._prepare: Answer | None = None
         self.txid = ""
 
     # --- identity and time -------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Conversation:
         self._control = control = self.home.control
         session = control.session
         if session is None:
-            _, session = control.connect_with_session(self._clock.monotonic() + self.home.timeout)
+            session = control.have_session(self._clock.monotonic() + self.home.timeout)
         self._session, self._is_attached = session, True
         self._find_lost()
 
@@ -273,7 +273,7 @@ class Conversation:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
         return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
 
-    def send_prepare(self, submit: Callable[[], Reply]) -> None:
+    def send_prepare(self, submit: Callable[[], Answer]) -> None:
         """Send ``prepare``, if the broker is there; otherwise ``await_prepare`` does.
 
         Raises:
@@ -286,7 +286,7 @@ class Conversation:
                 raise
 
     def await_prepare(
-        self, submit: Callable[[], Reply], *, waits_for_room: bool = False, waits_for_broker: bool = False
+        self, submit: Callable[[], Answer], *, waits_for_room: bool = False, waits_for_broker: bool = False
     ) -> None:
         """Send ``prepare`` under the same id until it is answered: it is prepared once.
 
@@ -323,7 +323,7 @@ class Conversation:
             self._prepare = None
             self.pause(pause_s)
 
-    def _ask_to_prepare(self, submit: Callable[[], Reply]) -> None:
+    def _ask_to_prepare(self, submit: Callable[[], Answer]) -> None:
         reply = self._prepare
         if reply is None:
             reply = submit()
@@ -335,7 +335,9 @@ class Conversation:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def submit_prepare(self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str, of: str = "") -> Reply:
+    def submit_prepare(
+        self, parts: Sequence[EncodedPart], resource: str, uuid: str, table: str, of: str = ""
+    ) -> Answer:
         """Send ``prepare`` of a last resource; the caller waits for its answer.
 
         Args:
@@ -353,7 +355,7 @@ class Conversation:
         head = f"prepare {self.txid} last-resource"
         return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
-    def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Reply:
+    def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
         """Send ``prepare`` of any kind, with the fields of that kind; the caller waits for its answer.
 
         Raises:
@@ -394,17 +396,17 @@ class Conversation:
                 self.may_have_arrived |= is_sent  # an answer that cannot be read does not say what was done
                 raise
 
-    def submit_commit(self, timeout_s: float) -> Reply:
+    def submit_commit(self, timeout_s: float) -> Answer:
         """Send ``commit`` of what is prepared; the caller waits for its answer."""
         until = self._clock.monotonic() + timeout_s
         head = f"commit {self.txid}"
         return self._control.submit_transaction(head, self._floor(), (), until)
 
-    def write_commit(self) -> Reply:
+    def write_commit(self) -> Answer:
         """As ``submit_commit``, for a caller that waits for nothing. Raises ConnectionLostError: nothing was sent."""
         return self._control.write_transaction(f"commit {self.txid} delayable", self._floor(), ())
 
-    def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart], *, is_held: bool) -> Reply:
+    def submit_branch(self, decided_by: str, parts: Sequence[EncodedPart], *, is_held: bool) -> Answer:
         """Send ``prepare`` of a part of a transaction that another home decides; the caller waits for its answer.
 
         Args:
@@ -421,7 +423,7 @@ class Conversation:
 
     def submit_decide(
         self, messages: Sequence[Buffer], branches: Sequence[bytes], homes: Sequence[str], timeout_s: float
-    ) -> Reply:
+    ) -> Answer:
         """Send the decision; the caller waits for its answer.
 
         Args:
@@ -440,12 +442,12 @@ class Conversation:
         head = f"decide {self.txid}" if branches else f"commit {self.txid}"
         return self._control.submit_transaction(head, fields, body, until)
 
-    def submit_complete(self, uuid: str) -> Reply:
+    def submit_complete(self, uuid: str) -> Answer:
         """Send ``complete`` of the branch in a resource; its answer need not be waited for."""
         until = self._until(ROLLBACK_TIMEOUT_S)
         return self._control.submit_transaction(f"complete {self.txid}", {"uuid": uuid}, None, until)
 
-    def submit_rollback(self) -> Reply:
+    def submit_rollback(self) -> Answer:
         """Send ``rollback``; no outcome depends on its answer.
 
         Raises:

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING
 from txmq.client.transaction.conversation import ROLLBACK_TIMEOUT_S, Conversation
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.refusals import LOST, rolled_back
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     FencedError,
     NotOwnerError,
@@ -50,7 +49,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Attempt, Turn
-from txmq.xa.broker_port import was_settled
+from txmq.xa.broker_port import Answer, was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import TxId
 
@@ -105,11 +104,11 @@ class HomePart(Conversation):
         self.uuid = ""
         self.state = BranchState.ACTIVE
         self.error: RolledBackError | None = None
-        self._rollback: Reply | None = None
+        self._rollback: Answer | None = None
         self.lines: Sequence[PartResult] | None = None
         self.refusal: TxmqError | None = None
         self.on_answered: Callable[[HomePart], None] = nothing
-        self.answer: Reply | None = None
+        self.answer: Answer | None = None
         self.is_late = self.is_open = self.is_delayable = False
 
     @property
@@ -149,7 +148,7 @@ class HomePart(Conversation):
         """Whether what was taken has to be sent ahead."""
         return bool(self.streamed.parts) or not self.fits_one_request(self.parts)
 
-    def prepare(self, submit: Callable[[], Reply]) -> None:
+    def prepare(self, submit: Callable[[], Answer]) -> None:
         """Send ``prepare`` of what was taken; ``await_prepared`` says what came of it.
 
         Args:
@@ -164,7 +163,7 @@ class HomePart(Conversation):
             if self.of is not None:
                 crash_point("client.homes.prepare_sent")
 
-    def await_prepared(self, submit: Callable[[], Reply]) -> None:
+    def await_prepared(self, submit: Callable[[], Answer]) -> None:
         """Wait for the home; afterwards ``state`` and ``error`` say what is known.
 
         Args:

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING
 from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.messages import MessageBuffer, SavedOffsets
 from txmq.client.transaction.refusals import raise_rolled_back
-from txmq.client.transport.reply import Reply
 from txmq.errors import RolledBackError, TxmqError
 from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
+from txmq.xa.broker_port import Answer
 from txmq.xa.two_phase.coordinator import BranchState
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 HOMES_MAX = 32  # that a decision lists
 
-Submit = Callable[[HomePart], Reply]
+Submit = Callable[[HomePart], Answer]
 
 
 class TransactionHomes:
@@ -197,7 +197,7 @@ class TransactionHomes:
                 raise part.error
         return [part.txid for part in self.others]
 
-    def _submit_branch(self, part: HomePart) -> Reply:
+    def _submit_branch(self, part: HomePart) -> Answer:
         return part.submit_branch(self.decider.txid, part.parts, is_held=False)
 
     def stream_large_others(self) -> None:

@@ -19,7 +19,6 @@ from txmq.client.transaction.ending import CoordinatedEnding, Ended, no_part
 from txmq.client.transaction.home_part import HomePart, nothing
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     ConfigError,
     HeuristicCommitError,
@@ -41,7 +40,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
-from txmq.xa.broker_port import REQUEST_TIMEOUT_S, was_settled
+from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.database import marker_table
 from txmq.xa.database.hazard import Hazard, lost_messages
 from txmq.xa.fencing import Fence
@@ -249,7 +248,7 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
             decider.refused(error)
         return self._not_prepared(decider)
 
-    def _submit_prepare(self, part: HomePart) -> Reply:
+    def _submit_prepare(self, part: HomePart) -> Answer:
         resource, of = self._branch.resource, "" if part.of is None else part.of.txid
         reply = part.submit_prepare(part.parts, resource.name, self._branch.uuid, resource.installation.table, of)
         crash_point("client.tx.prepare_sent")

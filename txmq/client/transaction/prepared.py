@@ -14,7 +14,6 @@ from txmq.client.transaction.conversation import RETRY_S, Conversation, Extensio
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.refusals import LOST
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     NotOwnerError,
     OverloadedError,
@@ -25,6 +24,7 @@ from txmq.errors import (
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
+from txmq.xa.broker_port import Answer
 
 if TYPE_CHECKING:
     from txmq.client.home_link import HomeLink
@@ -69,7 +69,7 @@ def repeat_prepare(
     Raises as ``prepare``; the cause of a timeout is what kept the broker from answering.
     """
 
-    def submit() -> Reply:
+    def submit() -> Answer:
         reply = part.submit_prepare_as(kind, fields, parts)
         part.may_have_arrived = True
         crash_point("client.prepare.sent")

@@ -28,7 +28,6 @@ from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.parallel import Job, run_all
 from txmq.client.transaction.refusals import rolled_back
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     BrokerError,
     FencedError,
@@ -48,6 +47,7 @@ from txmq.protocol.parts import parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Buffer
+from txmq.xa.broker_port import Answer
 from txmq.xa.database.hazard import Hazard
 from txmq.xa.resources import refuse_twins
 from txmq.xa.two_phase.branch import PrepareUnknownError, UsedXAConnection, XABranch, XAResource
@@ -87,7 +87,7 @@ class DatabasePart:
     def __init__(self, branch: XABranch, job: Job) -> None:
         self.branch, self.job, self.state = branch, job, BranchState.ACTIVE
         self.error: TransactionError | None = None
-        self.complete: Reply | None = None
+        self.complete: Answer | None = None
 
     def prepare(self, txid: str) -> None:
         """Ask the database to prepare; afterwards ``state`` says what is known."""
@@ -343,7 +343,7 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
         self.error = next((error for error in errors if error is not None), None)
         return vote(self._states)
 
-    def _submit_branch(self, part: HomePart) -> Reply:
+    def _submit_branch(self, part: HomePart) -> Answer:
         return part.submit_branch(self._decider.txid, part.parts, is_held=bool(self.databases))
 
     def _send_decide(self) -> XAEvent:
@@ -377,7 +377,7 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
                 return found
             decider.pause(RETRY_S)
 
-    def _decided(self, reply: Reply, *, is_doubtful: bool) -> XAEvent | None:
+    def _decided(self, reply: Answer, *, is_doubtful: bool) -> XAEvent | None:
         """Wait for the answer to ``decide``; None if there was none."""
         try:
             self.lines = parse_result_lines(reply.result())

@@ -244,6 +244,10 @@ class ReconnectingConnection:
         assert session is not None
         return connection, session
 
+    def have_session(self, deadline: float) -> ClientSession:
+        """Return the session, opened if need be. Raises as ``connect``."""
+        return self.connect_with_session(deadline)[1]
+
     def saw_outcome(self, txid: TxId) -> None:
         """A caller knows the outcome of a transaction: if it is of this session, the broker need not keep it."""
         known = self._session

@@ -29,7 +29,6 @@ from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.homes import HOMES_MAX
 from txmq.client.transaction.messages import EncodedPart
 from txmq.client.transaction.refusals import LOST
-from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     ConfigError,
@@ -45,6 +44,7 @@ from txmq.log.batch import checksum
 from txmq.runtime.crashpoints import crash_point
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt, Queries
+from txmq.xa.broker_port import Answer
 
 _WAITING = (
     ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "
@@ -168,7 +168,7 @@ class ChunkTransaction:
             branch.add(part)
         _refuse_too_large(branch, parts)
 
-    def _submit(self, branch: HomePart) -> Reply:
+    def _submit(self, branch: HomePart) -> Answer:
         return branch.submit_branch(self.decides.txid, branch.parts, is_held=False)
 
     def _await(self, link: HomeLink, branch: HomePart) -> None:

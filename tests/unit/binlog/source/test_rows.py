@@ -49,7 +49,7 @@ def test_another_column_that_is_absent_is_refused_by_name() -> None:
             decoder(generated).changes("d", b"\x03" + present + image(1, 5), 0, compressed=False)
 
 
-def test_absent_columns_that_the_database_does_not_know_may_be_generated() -> None:
+def test_absent_columns_of_unknown_names_may_be_generated() -> None:
     one, deleted = decoder("other"), b"\x03" + STORED + image(1, 5)
     with pytest.raises(AbsentColumnsError) as caught:
         one.changes("d", deleted, 0, compressed=False)

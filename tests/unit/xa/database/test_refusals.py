@@ -72,7 +72,7 @@ def test_error_of_a_framework_is_its_driver_s() -> None:
     assert refusal_of(outer) is Refusal.LOGIN
 
 
-def test_class_of_a_framework_s_error_says_less_than_its_driver_s_number() -> None:
+def test_a_framework_s_class_says_less_than_its_cause() -> None:
     class ProgrammingError(psycopg.Error):
         """Of Django: every class of PEP 249 once more."""
 
