@@ -18,7 +18,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from txmq.client.topics import Topics
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     ConnectionLostError,
     InvalidBatchError,
@@ -33,6 +32,7 @@ from txmq.log import records
 from txmq.log.history import LogHistory, parsed
 from txmq.model import Message, PartitionRange, TopicPartition
 from txmq.runtime.ports import Clock
+from txmq.xa.broker_port import Answer
 
 if TYPE_CHECKING:
     from txmq.client.home_link import HomeLink
@@ -228,7 +228,7 @@ class _NextAnswer:
 
     def __init__(self, routes: Routes, slot: TopicPartition, timeout: float) -> None:
         self._routes, self._slot, self._timeout = routes, slot, timeout
-        self._reply: Reply | None = None
+        self._reply: Answer | None = None
         self._offset = -1
 
     def ask(self, offset: int) -> None:

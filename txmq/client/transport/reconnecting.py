@@ -48,6 +48,7 @@ from txmq.runtime import net
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Attempt, Turn, watch_forks
+from txmq.xa.broker_port import Answer
 from txmq.xid import TxId
 
 BACKOFF_S = Backoff(0.02, 0.5)
@@ -105,7 +106,7 @@ class ReconnectingConnection:
     def submit(
         self, verb: str, *arguments: Word, timeout: float,
         extensions: Mapping[str, Word | None] | None = None, body: Sequence[Buffer] | None = None,
-    ) -> Reply:  # fmt: skip
+    ) -> Answer:  # fmt: skip
         """As ``call``, without waiting: the request is on its way when this returns; see ``Reply.result``."""
         deadline = self._clock.monotonic() + timeout
         while True:
@@ -116,7 +117,7 @@ class ReconnectingConnection:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
 
-    def submit_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None, deadline: float) -> Reply:
+    def submit_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None, deadline: float) -> Answer:
         """``submit`` for a transaction's requests: unchecked (``transaction_line``), the deadline as monotonic time.
 
         It waits for a connection no longer than ``AWAY_S_MAX``.
@@ -129,7 +130,7 @@ class ReconnectingConnection:
                 if connection.failure is None:  # pragma: no cover - a connection raises its own failure only
                     raise
 
-    def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
+    def write_transaction(self, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Answer:
         """``submit_transaction`` after a decision: the kernel has the request when this returns.
 
         It waits for no connection. What the socket does not take in ``WRITE_S_MAX`` a thread writes that waits next.

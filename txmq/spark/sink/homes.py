@@ -23,7 +23,6 @@ from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.routes import CORRECTIONS_MAX
 from txmq.client.transaction.conversation import RETRY_S
 from txmq.client.transaction.refusals import LOST
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     NotOwnerError,
     OverloadedError,
@@ -38,7 +37,7 @@ from txmq.protocol.parts import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.spark.sink.queries import Attempt, Queries, Standing
-from txmq.xa.broker_port import was_settled
+from txmq.xa.broker_port import Answer, was_settled
 from txmq.xid import TxId
 
 TOLD_AT_ONCE = 256  # commits of one home that are under way
@@ -227,9 +226,9 @@ def _tell(client: Client, branches: Sequence[str]) -> None:
         )
 
 
-def _sent(client: Client, home: int, txids: Sequence[str], deadline: float) -> list[tuple[str, Reply]]:
+def _sent(client: Client, home: int, txids: Sequence[str], deadline: float) -> list[tuple[str, Answer]]:
     """Write the commits of one home, as far as it is there."""
-    link, found = client.routes.link_of_home(home), list[tuple[str, Reply]]()
+    link, found = client.routes.link_of_home(home), list[tuple[str, Answer]]()
     for txid in txids if link.home == home else ():  # nobody may tell where it is
         try:
             found.append((txid, link.control.submit_transaction(f"commit {txid}", {}, (), deadline)))
@@ -238,7 +237,7 @@ def _sent(client: Client, home: int, txids: Sequence[str], deadline: float) -> l
     return found
 
 
-def _has_ended(txid: str, answer: Reply, timeout_s: float) -> bool:
+def _has_ended(txid: str, answer: Answer, timeout_s: float) -> bool:
     """Take an answer; whether nothing is left to tell."""
     try:
         answer.result(timeout_s)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from txmq.client import Client
-from txmq.client.transport.reply import Reply
 from txmq.errors import (
     CorruptRecordError,
     DataLossError,
@@ -36,6 +35,7 @@ from txmq.spark.decode import arrow_columns
 from txmq.spark.decode.chunk import Origin, check
 from txmq.spark.source.catalog import PASSING, connect, made_anew, patiently
 from txmq.spark.source.ranges import Range
+from txmq.xa.broker_port import Answer
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -76,7 +76,7 @@ class _RangeReader:
     def __init__(self, client: Client, task: Range, reading: Reading) -> None:
         self._client, self._task, self._reading = client, task, reading
         self._offset = task.start
-        self._ahead: tuple[int, Reply] | None = None  # the offset that was asked for, and the answer to come
+        self._ahead: tuple[int, Answer] | None = None  # the offset that was asked for, and the answer to come
         self._name = f"{task.topic}-{task.partition}"
         self._origin = Origin(self._name, task.topic, task.topic_id, task.partition)
 
