@@ -245,8 +245,8 @@ class TransactionReader:
     def _xa_prepare(self, body: bytes) -> None:
         opened = self._opened()
         xid, one_phase = xa_prepare(body)
-        opened.xa, opened.is_undecided = None if one_phase else XaPrepare(xid), False
-        self.ready += [replace(part, xa=opened.xa) for part in self._held]
+        opened.xa = None if one_phase else XaPrepare(xid)
+        self._held = [replace(part, xa=opened.xa) for part in self._held]
         self._commit(body)
 
     def _commit(self, _body: bytes) -> None:
@@ -255,7 +255,8 @@ class TransactionReader:
             raise SourceError(
                 f"{opened.gtid} has {self._skip} changes less than were published of it: other tables are captured now"
             )
-        self._gtids = opened.gtids
+        self._gtids, opened.is_undecided = opened.gtids, False
+        self.ready += self._held
         self._hand_out(opened, self._changes, last=True)
         self._forget()
 
@@ -290,7 +291,7 @@ class TransactionReader:
         if self._held_bytes > HELD_BYTES_MAX:
             raise SourceError(
                 f"{self._place()}: an XA transaction of more than {HELD_BYTES_MAX} bytes cannot be published: MySQL "
-                "says at its end what it is. Begin anew behind it (source.start), with a dump, and make them smaller"
+                "says at its end what it is. Begin anew after it (source.start), with a dump, and make them smaller"
             )
 
     # --- rows ----------------------------------------------------------------------------------------------------
@@ -389,12 +390,21 @@ class TransactionReader:
 
     def _undo(self, opened: _Open, number: int) -> None:
         """Take back the changes from ``number`` on."""
+        if self._held and number < opened.number:
+            self._take_back(opened)
         if number < opened.number:
             raise SourceError(
                 f"{self._place()}: it was rolled back (to a savepoint) before changes that are handed out already; "
                 f"raise the rows and bytes of a part above {self._options.rows_max} and {self._options.bytes_max}"
             )
         del self._changes[number - opened.number :]
+
+    def _take_back(self, opened: _Open) -> None:
+        """Parts that are held have been handed out to nobody."""
+        changes = [change for part in self._held for change in part.changes]
+        opened.first, opened.number = self._held[0].first, opened.number - len(changes)
+        self._changes = changes + self._changes
+        self._held, self._held_bytes = [], 0
 
     # --- statements ----------------------------------------------------------------------------------------------
 

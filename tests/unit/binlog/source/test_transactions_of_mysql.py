@@ -122,6 +122,21 @@ def test_parts_of_an_xa_transaction_wait_for_its_end(*, is_prepared: bool) -> No
     assert wire.read(LARGE, BEGIN, rows_max=2) == []
 
 
+@pytest.mark.parametrize(("statement", "left"), [("ROLLBACK", []), ("ROLLBACK TO SAVEPOINT `s`", [1])])
+def test_held_parts_of_an_xa_transaction_are_taken_back(statement: str, left: list[int]) -> None:
+    """Found: the reader stopped, and said that they were handed out; a transaction without changes left no GTID."""
+    numbers = b"".join(n.to_bytes(4, "little") for n in (7, 1, 1))
+    rows = [wire.rows(wire.WRITE, wire.image(number, "a")) for number in (1, 2, 3, 4)]
+    events = [*LARGE[:3], rows[0], wire.query("SAVEPOINT `s`"), *rows[1:], wire.query(statement)]
+    if left:
+        events.append(wire.event(wire.XA_PREPARE, b"\0" + numbers + b"\xff\x02"))
+    (part,) = wire.read(events, BEGIN, rows_max=2)
+    assert (part.first, part.last, part.number, [change.after[0] for change in part.changes if change.after]) == (
+        True, True, 0, left,
+    )  # fmt: skip
+    assert part.after.gtids == f"{wire.SERVER}:1-11"
+
+
 def test_an_xa_transaction_that_a_crash_cut_off_is_dropped() -> None:
     description = wire.event(wire.DESCRIPTION, bytes(57) + b"\x01")
     assert wire.read([*LARGE, description], BEGIN, rows_max=2) == []
