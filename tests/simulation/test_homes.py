@@ -12,8 +12,8 @@ from tools.simulation.__main__ import World, campaign, digest_elsewhere, report
 from tools.simulation.homes.run import HOMES, SITUATIONS_OF_HOMES, simulate_homes
 from tools.simulation.run import Result
 from txmq.client.client import Client
-from txmq.registry.port import Leadership
-from txmq.registry.zookeeper.homes import HomeNodes
+from txmq.registry.cluster_metadata import Leadership
+from txmq.registry.zookeeper.home_leadership import HomeNodes
 
 SEEDS, MUTATED_SEEDS = 12, range(1, 13)
 CHEAP = 11  # its history takes a third of the others' processor time

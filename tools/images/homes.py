@@ -14,7 +14,7 @@ from txmq.broker.cluster.view import ClusterView
 from txmq.config import BrokerSettings
 from txmq.protocol.answers import encode_all
 from txmq.redo import identity
-from txmq.registry.port import Home, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, TopicMap
 from txmq.xid import TxId
 
 CLUSTER = 0xC1
@@ -154,7 +154,7 @@ class Cluster:
     def come_back(self, home: HomeNode) -> None:
         """A home that was cut off can be reached; the registry tells of it only if its leader is another one."""
         self.away.discard(home.identity.node)
-        told = [Home(number, "", node.state.epoch, f"h:{number}") for number, node in self.homes.items()]
+        told = [HomeEntry(number, "", node.state.epoch, f"h:{number}") for number, node in self.homes.items()]
         for node in self.homes.values():
             node.core.registry_changed(TopicMap(0, (), ()), told)
 

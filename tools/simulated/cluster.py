@@ -20,7 +20,7 @@ from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record
 from txmq.model import TopicConfig
-from txmq.registry.port import DeletedTopic, Home, PlacedTopic, TopicMap
+from txmq.registry.cluster_metadata import DeletedTopic, HomeEntry, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
 from txmq.xid import TxId
 
@@ -58,7 +58,7 @@ class SimulatedCluster(AnyClass):
         settings = settings_of(request_size_bytes_max)
         nodes = [HomeNode(1 + n, directory(CLUSTER, 0xA1 + n), self.clock, settings, topics={}) for n in range(count)]
         self._network = Cluster(*nodes)
-        self.facts = [Home(node.identity.node, "", node.state.epoch, f"h:{node.number}") for node in nodes]
+        self.facts = [HomeEntry(node.identity.node, "", node.state.epoch, f"h:{node.number}") for node in nodes]
         self.topic_map = TopicMap(1, tuple(self._placed(name, n) for n, name in enumerate(topics, 1)), ())
         self.homes = [SimulatedHome(node, self) for node in nodes]
         self._tell()

@@ -29,10 +29,10 @@ from txmq.client.client import Client
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import HeuristicError
-from txmq.xa.broker_port import cluster_of
 from txmq.xa.fencing import Fence, StrangeServerError
 from txmq.xa.last_resource.resolving import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
+from txmq.xa.resolver_ports import cluster_of
 from txmq.xid import TxId
 
 from .application import Application, Program, ResolverProgram

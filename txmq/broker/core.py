@@ -50,7 +50,7 @@ from txmq.errors import (
 from txmq.log.partition import Partition
 from txmq.protocol.requests import Request, Violation
 from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.port import Home, Leadership, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, Leadership, TopicMap
 from txmq.runtime.ports import Random
 
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes
@@ -91,7 +91,7 @@ class Core:
     # --- the registry ------------------------------------------------------------------------------------------------
 
     def led(
-        self, leadership: Leadership, topic_map: TopicMap, homes: Sequence[Home], access: Access = NO_ACCESS
+        self, leadership: Leadership, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access = NO_ACCESS
     ) -> None:
         """The registry has said that this process leads the home; requests are served from now on, to its users.
 
@@ -103,7 +103,7 @@ class Core:
         self._verbs, self.context.is_serving = VERBS, True
         self._begin(self.context.now_ms)
 
-    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home], access: Access | None = None) -> None:
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access | None = None) -> None:
         """Topics, homes or users changed, or may have."""
         events.access_changed(self.context, access)
         events.changed(self.context, topic_map, homes)

@@ -151,8 +151,8 @@ def rebuild(
     """
     from txmq.addresses import parse_ensemble
     from txmq.client.bootstrap import open_session
-    from txmq.registry.facts import Facts, rebuilt
-    from txmq.registry.port import parse_home
+    from txmq.registry.cluster_metadata import parse_home
+    from txmq.registry.rebuild_from_journals import Facts, rebuilt
     from txmq.registry.zookeeper.rebuilding import Rebuilding
     from txmq.runtime.private_files import read_private
 

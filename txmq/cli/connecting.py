@@ -59,7 +59,7 @@ def connected_when_there(bootstrap: str, stop: threading.Event) -> Client | None
     """A client for a command that runs on: a broker that is away is waited for; None if it is to stop before."""
     import txmq
     from txmq.runtime import logging
-    from txmq.xa.broker_port import FAILED_POLL_S_MAX
+    from txmq.xa.resolver_ports import FAILED_POLL_S_MAX
 
     password, is_said = own_password(bootstrap), False
     while not stop.is_set():

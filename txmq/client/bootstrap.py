@@ -23,7 +23,7 @@ from txmq.client.passwords import PASSWORD, of_environment, read_password
 from txmq.client.transport.destination import Address
 from txmq.client.transport.login import Login
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError
-from txmq.registry.port import Home
+from txmq.registry.cluster_metadata import HomeEntry
 from txmq.registry.zookeeper.session import Session
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
@@ -127,7 +127,7 @@ def leaders(ensemble: Ensemble, timeout: float) -> list[Address]:
     return found
 
 
-def _homes(ensemble: Ensemble, timeout: float) -> list[Home]:
+def _homes(ensemble: Ensemble, timeout: float) -> list[HomeEntry]:
     from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
     session = open_session(ensemble, timeout)

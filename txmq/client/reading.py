@@ -32,7 +32,7 @@ from txmq.log import records
 from txmq.log.history import LogHistory, parsed
 from txmq.model import Message, PartitionRange, TopicPartition
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import Answer
+from txmq.xa.resolver_ports import Answer
 
 if TYPE_CHECKING:
     from txmq.client.home_link import HomeLink

@@ -17,13 +17,13 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.registry.access import NO_ACCESS, Access, Changes, check_changes, has_users
-from txmq.registry.port import (
+from txmq.registry.cluster_metadata import (
     NOTHING_BROUGHT,
     TOPICS_MAX,
     Brought,
     Candidate,
     DeletedTopic,
-    Home,
+    HomeEntry,
     Leadership,
     Listener,
     PlacedTopic,
@@ -41,7 +41,7 @@ from txmq.runtime.threads import Lock
 
 
 class EmbeddedRegistry:
-    """See ``port.Registry``.
+    """See ``cluster_metadata.Registry``.
 
     Args:
         cluster: its id.
@@ -100,14 +100,14 @@ class EmbeddedRegistry:
         self._require_here([home])
         raise HomeInUseError(f"home {home:016x} is led here: it is not lost ({reason})")
 
-    def homes(self, listener: Listener | None = None) -> list[Home]:
+    def homes(self, listener: Listener | None = None) -> list[HomeEntry]:
         """See ``Registry``."""
         with self._lock:
             self._keep("homes", listener)
             if self._leadership is None:
                 return []
             candidate, epoch = self._leadership
-            return [Home(candidate.home, candidate.name, epoch, candidate.address if self._is_announced else None)]
+            return [HomeEntry(candidate.home, candidate.name, epoch, candidate.address if self._is_announced else None)]
 
     def reserve_topic_ids(self, count: int, above: int = 0) -> range:
         """See ``Registry``."""

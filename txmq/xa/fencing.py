@@ -61,8 +61,8 @@ from typing import Final, Protocol
 from txmq.errors import ConfigError, OtherTokenError, UnavailableError
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
-from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Control
 from txmq.xa.database.token_table import TokenRow
+from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Control
 
 DRAW_EVERY_S: Final = 60.0
 _TRIES_MAX: Final = 20  # looks at the row: each but the last one was outdated by another resolver

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from txmq.errors import ConfigError, RolledBackError, TxmqError
 from txmq.model import TransactionKind
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import REQUEST_TIMEOUT_S, Client
+from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Client
 
 REPORT_EVERY_S = 10.0
 HANGS_AFTER_MS = 1000  # a living owner ends its branches before that

@@ -5,7 +5,7 @@ database decides, ``two_phase/branch_resolver.py`` if the broker does. A round (
 Before that the brokers hear of transactions that a body has ended by itself (``report``).
 
 Invariant: a database or broker that is away costs the others nothing but its turn; a home that hangs costs them one
-wait, and is set aside until it answers (``Home.look``).
+wait, and is set aside until it answers (``HomeClient.look``).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from txmq.errors import ClosedError, FencedError, TransactionConflictError, Txmq
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import (
+from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.last_resource.resource import LastResource
+from txmq.xa.last_resource.resource_resolver import LastResourceResolver
+from txmq.xa.reporter import Hanging
+from txmq.xa.resolver_ports import (
     FAILED_POLL_S_MAX,
     POLL_S,
     REPORT_TIMEOUT_S,
-    Home,
+    HomeClient,
     RoutedClient,
     Stop,
     home_of,
 )
-from txmq.xa.database.hazard import Hazard
-from txmq.xa.last_resource.resource import LastResource
-from txmq.xa.last_resource.resource_resolver import LastResourceResolver
-from txmq.xa.reporter import Hanging
 from txmq.xa.two_phase.branch import XAResource
 from txmq.xa.two_phase.branch_resolver import BranchResolver
 
@@ -50,7 +50,7 @@ class Resolver:
         self.client, self._clock = client, clock or OSClock()
         self._resources: list[LastResource | XAResource] = []
         # A cluster's are found by the rounds: to look may take time.
-        self._homes: tuple[Home, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
+        self._homes: tuple[HomeClient, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
         self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:
@@ -65,7 +65,7 @@ class Resolver:
         for home in self._homes:
             self._add_at(home, resource)
 
-    def _add_at(self, home: Home, resource: LastResource | XAResource) -> None:
+    def _add_at(self, home: HomeClient, resource: LastResource | XAResource) -> None:
         if isinstance(resource, LastResource):
             self._resource_resolvers.append(LastResourceResolver(home, resource, self._clock, self.client.routes))
         else:

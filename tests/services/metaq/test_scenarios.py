@@ -47,7 +47,7 @@ MessageIteratorUnitTest                  tests/unit/log/test_batch.py::
                                          test_messages_before_the_offset_are_dropped
 FetchRequestQueueUnitTest                tests/unit/client/consumer/test_partition.py::
                                          test_full_buffer_fetch_under_way_and_error_hold_fetching_up
-DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignment.py::
+DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignors.py::
                                          test_every_partition_of_metaqs_own_cases_is_consumed
 BaseOffset-, LocalOffsetStorageUnitTest  tests/services/consumer/test_offset_stores.py::
                                          test_file_after_any_crash_has_the_last_or_current_save

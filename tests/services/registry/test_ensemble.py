@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.unit.registry.contract import CLUSTER, A, candidate, topic
-from txmq.registry.port import Standing
+from txmq.registry.cluster_metadata import Standing
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import NotConnectedError, SessionState

@@ -12,7 +12,7 @@ from tests.unit.registry.contract import CLUSTER, A, candidate, topic
 from tests.unit.registry.retiring_contract import RetiringContract
 from txmq.addresses import Credentials
 from txmq.errors import RegistryAwayError, RegistryError
-from txmq.registry.port import Home, PlacedTopic, Registry, Standing, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.testing.eventually import WITHIN_S, eventually
@@ -70,7 +70,7 @@ def test_a_killed_server_comes_back_with_all_of_it(zookeeper: ZooKeeper) -> None
     zookeeper.start()
     assert _session(registry).wait_connected(WITHIN_S)
     assert registry.topics() == TopicMap(1, (placed,), ())
-    assert registry.homes() == [Home(A, "broker-a0", 1, "10.0.0.1:8123")]
+    assert registry.homes() == [HomeEntry(A, "broker-a0", 1, "10.0.0.1:8123")]
     registry.close()
 
 

@@ -21,7 +21,7 @@ from tests.services.registry.scripts import RealWorld
 from tests.unit.registry.contract import CLUSTER, A, B, candidate, topic
 from txmq.addresses import Credentials
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryError, UnknownTopicError
-from txmq.registry.port import Home, Registry, Standing
+from txmq.registry.cluster_metadata import HomeEntry, Registry, Standing
 from txmq.registry.zookeeper.kazoo_session import KazooSession
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import AccessDeniedError, NoNodeError, Session
@@ -140,7 +140,7 @@ def test_a_leaders_node_made_anew_is_another_one(zookeeper: ZooKeeper, registry:
     assert registry._session.get(registry._paths.leader(A)).stat.version == 0
     with pytest.raises(HomeSupersededError):
         registry.announce(former)
-    assert registry.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
+    assert registry.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
     other.close()
 
 

@@ -18,8 +18,8 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
-from txmq.xa.broker_port import SWEEP_AGE_MS, cluster_of
 from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.resolver_ports import SWEEP_AGE_MS, cluster_of
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource, MySQLResource
-from txmq.xa.broker_port import DELETE_SIZE
 from txmq.xa.database.dialects import MYSQL, server_began_ms
 from txmq.xa.database.marker_table import MarkerTable
+from txmq.xa.resolver_ports import DELETE_SIZE
 
 CLUSTER = "00000000000000c1"
 _numbers = itertools.count(1)

@@ -21,8 +21,8 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.postgresql import PostgreSQL
 from txmq.xa import LastResource
-from txmq.xa.broker_port import cluster_of
 from txmq.xa.database.marker_table import own_transaction
+from txmq.xa.resolver_ports import cluster_of
 
 PATIENT_S = 600.0
 IDLE = "idle_in_transaction_session_timeout"

@@ -16,7 +16,7 @@ from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
 from txmq.protocol.peers import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt
 from txmq.registry.access import Access
-from txmq.registry.port import Home, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, TopicMap
 
 SECRET = "b07" * 20
 _GRANTS = {
@@ -35,7 +35,7 @@ def add_users(*homes: HomeNode, secret: str = SECRET, version: int = 1, **made: 
     for home in homes:
         view = home.context.cluster
         assert view is not None
-        view.homes = view.homes | {other.identity.node: Home(other.identity.node, "", 1, None) for other in homes}
+        view.homes = view.homes | {other.identity.node: HomeEntry(other.identity.node, "", 1, None) for other in homes}
         users = {
             f"user.{name}": user_record(None, f"CN={name}", grants, made.get(name, 1))
             for name, grants in _GRANTS.items()

@@ -14,7 +14,7 @@ from txmq.addresses import Ensemble
 from txmq.client import bootstrap
 from txmq.client.client import Client
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError, RegistryError
-from txmq.registry.port import Candidate, Standing
+from txmq.registry.cluster_metadata import Candidate, Standing
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 ADDRESS = "zk://zoo1,zoo2:2182/prod"

@@ -21,12 +21,12 @@ from txmq.errors import (
 )
 from txmq.model import Storage, TopicConfig
 from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.port import (
+from txmq.registry.cluster_metadata import (
     IDS_PER_CALL_MAX,
     Brought,
     Candidate,
     DeletedTopic,
-    Home,
+    HomeEntry,
     Leadership,
     PlacedTopic,
     Registry,
@@ -109,14 +109,14 @@ class RegistryContract:
             registry.announce(first)
         registry.announce(second)
         registry.announce(second)
-        assert registry.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
+        assert registry.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
 
     def test_a_home_that_is_led_is_not_retired(self, registry: Registry) -> None:
         with pytest.raises(HomeInUseError, match="it is not lost"):
             registry.retire_home(A, "ada: disk burnt")
         with pytest.raises(RegistryError):
             registry.retire_home(0x77, "ada: disk burnt")
-        assert registry.homes() == [Home(A, "broker-a0", 1, "10.0.0.1:8123")]
+        assert registry.homes() == [HomeEntry(A, "broker-a0", 1, "10.0.0.1:8123")]
 
     def test_a_change_of_leader_is_told(self, registry: Registry) -> None:
         told: list[str] = []
@@ -377,7 +377,7 @@ class ClusterContract(RegistryContract):
 
     def test_all_see_all_homes_and_topics(self, registry: Registry, other: Registry) -> None:
         placed = registry.create_topic(topic(1), [A, B])
-        homes = [Home(A, "broker-a0", 1, "10.0.0.1:8123"), Home(B, "broker-b0", 1, "10.0.0.1:8123")]
+        homes = [HomeEntry(A, "broker-a0", 1, "10.0.0.1:8123"), HomeEntry(B, "broker-b0", 1, "10.0.0.1:8123")]
         for each in (registry, other):
             assert each.homes() == homes
             assert each.topics() == TopicMap(1, (placed,), ())
@@ -438,9 +438,9 @@ class ClusterContract(RegistryContract):
         """Killed and started at once: the session of the process before still lives, and the lock proves it gone."""
         again = self.another()
         again.announce(again.lead(candidate(incarnation=2, former=(1,))))
-        assert again.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
+        assert again.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
         self.expire(registry)  # the former session ends late, and takes nothing along
-        assert again.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
+        assert again.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
         again.close()
 
     def test_a_copied_directory_does_not_start_beside_the_original(self, registry: Registry) -> None:
@@ -462,9 +462,9 @@ class ClusterContract(RegistryContract):
         leadership = registry.lead(candidate())
         for _ in range(3):
             self.expire(registry)
-            assert other.homes()[0] == Home(A, "broker-a0", 1, None)
+            assert other.homes()[0] == HomeEntry(A, "broker-a0", 1, None)
             registry.announce(leadership)
-            assert other.homes()[0] == Home(A, "broker-a0", 1, "10.0.0.1:8123")
+            assert other.homes()[0] == HomeEntry(A, "broker-a0", 1, "10.0.0.1:8123")
 
     def test_a_paused_leader_that_was_superseded_finds_out(self, registry: Registry) -> None:
         leadership = registry.lead(candidate())
@@ -473,7 +473,7 @@ class ClusterContract(RegistryContract):
         successor.announce(successor.lead(candidate(incarnation=2, former=(1,))._replace(lock="another host")))
         with pytest.raises(HomeSupersededError):
             registry.announce(leadership)
-        assert successor.homes() == [Home(A, "broker-a0", 2, "10.0.0.2:8123")]
+        assert successor.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
         successor.close()
 
     def test_a_member_does_not_found_a_cluster_anew(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.registry.contract import A, B, ClusterContract, candidate, topic
 from txmq.errors import HomeSupersededError
-from txmq.registry.port import DeletedTopic, Home, Registry
+from txmq.registry.cluster_metadata import DeletedTopic, HomeEntry, Registry
 
 
 class RetiringContract(ClusterContract):
@@ -26,7 +26,7 @@ class RetiringContract(ClusterContract):
             registry.retire_home(B, "ada: disk burnt")
         self.settle(registry)
         assert told == ["topics"]
-        assert registry.homes()[1] == Home(B, "broker-b0", 2, None, "ada: disk burnt")
+        assert registry.homes()[1] == HomeEntry(B, "broker-b0", 2, None, "ada: disk burnt")
         assert registry.topics().deleted == ()
         registry.create_topic(topic(3, "gone"), [A, A])
         registry.delete_topic(topic(1))

@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.registry.contract import CLUSTER, A, B, RegistryContract, candidate, topic
 from txmq.errors import RegistryError
+from txmq.registry.cluster_metadata import PlacedTopic, Registry, TopicMap
 from txmq.registry.embedded import EmbeddedRegistry
-from txmq.registry.port import PlacedTopic, Registry, TopicMap
 
 
 class TestEmbeddedRegistry(RegistryContract):

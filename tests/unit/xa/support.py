@@ -15,7 +15,7 @@ from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.block import Transaction
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.xa import LastResource
-from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.hazard_report import Hazard
 from txmq.xa.resolver import Resolver
 
 NAME = "orders-db"
@@ -128,7 +128,7 @@ class LastResourceFixture:
             connection.close()
         self.opened.clear()
         self.resource.close()
-        self.resource.turns.renew()
+        self.resource.writers.renew()
 
     def resolver(self, resource: LastResource | None = None) -> Resolver:
         """A resolver in another process, unless the resource is one of this one."""

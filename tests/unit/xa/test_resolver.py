@@ -27,7 +27,7 @@ from txmq.errors import (
 )
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
-from txmq.xa import broker_port
+from txmq.xa import resolver_ports
 from txmq.xa.database import marker_sweep, marker_table
 from txmq.xa.last_resource import proof
 from txmq.xa.last_resource import resource_resolver as module
@@ -351,9 +351,9 @@ def test_rounds_begin_at_once_and_go_on_whatever_fails(world: LastResourceFixtur
     rounds = Rounds(3)
     world.resolver().run(rounds)
     assert rounds.waits[0] == 0
-    assert (rounds.waits[1], rounds.waits[2]) == (broker_port.FAILED_POLL_S_MAX, broker_port.POLL_S)
-    assert broker_port.OWNER_GONE_MS / 1000 + broker_port.POLL_S <= 2.0
-    assert broker_port.FAILED_POLL_S_MAX <= 1.0
+    assert (rounds.waits[1], rounds.waits[2]) == (resolver_ports.FAILED_POLL_S_MAX, resolver_ports.POLL_S)
+    assert resolver_ports.OWNER_GONE_MS / 1000 + resolver_ports.POLL_S <= 2.0
+    assert resolver_ports.FAILED_POLL_S_MAX <= 1.0
 
 
 def test_rounds_end_with_the_client(world: LastResourceFixture) -> None:

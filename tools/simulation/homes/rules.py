@@ -8,7 +8,7 @@ from tools.images.node import Node
 from tools.simulation.history import Shared
 from tools.simulation.promises import visible_messages
 from tools.simulation.world import Simulation, Violation
-from txmq.registry.port import PlacedTopic
+from txmq.registry.cluster_metadata import PlacedTopic
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 from .ensemble import Ensemble

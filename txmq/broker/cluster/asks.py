@@ -11,7 +11,7 @@ from typing import NamedTuple
 from txmq.errors import TxmqError
 from txmq.model import TopicConfig
 from txmq.registry.access import Access, Changes
-from txmq.registry.port import Home, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, TopicMap
 from txmq.registry.topics import Topic
 
 
@@ -116,7 +116,7 @@ class Answer(NamedTuple):
     """
 
     topic_map: TopicMap | None = None
-    homes: Sequence[Home] = ()
+    homes: Sequence[HomeEntry] = ()
     value: int = 0
     access: Access | None = None
 

@@ -12,7 +12,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.asks import Ask, Refresh, Result
 from txmq.errors import OverloadedError, TxmqError
 from txmq.protocol.requests import Request
-from txmq.registry.port import Home
+from txmq.registry.cluster_metadata import HomeEntry
 
 ASKS_MAX: Final = 1000  # without an answer
 
@@ -58,7 +58,7 @@ class ClusterView:
     def __init__(self, address: str = "") -> None:
         self.address = address
         self.state, self.since_ms = RegistryState.WAITING, 0
-        self.homes: dict[int, Home] = {}
+        self.homes: dict[int, HomeEntry] = {}
         self.map_version, self.older_version = 0, -1
         self.older_access = -1
         self.is_taken_over = False
@@ -80,7 +80,7 @@ class ClusterView:
         known = self.homes.get(home)
         return None if known is None else known.address
 
-    def set_homes(self, homes: Iterable[Home]) -> list[int]:
+    def set_homes(self, homes: Iterable[HomeEntry]) -> list[int]:
         """The registry told of the homes; those that have another leader than before."""
         before, self.homes = self.homes, {home.home: home for home in homes}
         return [number for number, home in self.homes.items() if home.address and home != before.get(number)]

@@ -28,7 +28,7 @@ from txmq.broker.cluster.asks import (
 from txmq.broker.state.access.records import decode
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
 from txmq.registry.access import Access
-from txmq.registry.port import Home, PlacedTopic, Registry, TopicMap, check_name_is_free
+from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic, Registry, TopicMap, check_name_is_free
 from txmq.registry.topics import Topic, altered
 from txmq.runtime.crashpoints import crash_point
 
@@ -151,7 +151,7 @@ class Room:
         homes: those that are led take some, and ``own``, whose leader asks.
     """
 
-    def __init__(self, topics: Iterable[PlacedTopic], homes: Sequence[Home], own: int) -> None:
+    def __init__(self, topics: Iterable[PlacedTopic], homes: Sequence[HomeEntry], own: int) -> None:
         self._loads = Counter(home for placed in topics for home in placed.homes)
         self._homes = {own, *(home.home for home in homes if home.address is not None)}
 

@@ -22,7 +22,7 @@ from txmq.broker.verbs.access.changes import SECRET_BITS
 from txmq.config import BrokerSettings, why_no_users
 from txmq.errors import RegistryError
 from txmq.registry.access import SECRET, Access, Record, has_users, user_key
-from txmq.registry.port import Listener, Registry
+from txmq.registry.cluster_metadata import Listener, Registry
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Random

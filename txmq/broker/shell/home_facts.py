@@ -14,7 +14,7 @@ from txmq.config import BrokerSettings
 from txmq.errors import RegistryError
 from txmq.redo import identity
 from txmq.registry.access import SECRET, Access
-from txmq.registry.facts import Facts
+from txmq.registry.rebuild_from_journals import Facts
 from txmq.runtime.ports import Clock, Disk, Random
 
 

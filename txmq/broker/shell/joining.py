@@ -20,7 +20,16 @@ from txmq.config import BrokerSettings
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError
 from txmq.redo import identity
 from txmq.registry.access import Access, has_users
-from txmq.registry.port import Brought, Candidate, Home, Leadership, Listener, Registry, Standing, TopicMap
+from txmq.registry.cluster_metadata import (
+    Brought,
+    Candidate,
+    HomeEntry,
+    Leadership,
+    Listener,
+    Registry,
+    Standing,
+    TopicMap,
+)
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.session import Session
 from txmq.runtime.crashpoints import crash_point
@@ -60,7 +69,7 @@ class Entered(NamedTuple):
 
     leadership: Leadership
     topics: TopicMap
-    homes: list[Home]
+    homes: list[HomeEntry]
     access: Access
 
 

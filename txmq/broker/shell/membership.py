@@ -17,7 +17,7 @@ from txmq.broker.shell.registry_worker import IN_USE_SESSIONS, RegistryWorker
 from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
 from txmq.redo.identity import LOCK_PATH
-from txmq.registry.port import Registry
+from txmq.registry.cluster_metadata import Registry
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Clock, Random

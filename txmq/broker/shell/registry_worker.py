@@ -29,7 +29,7 @@ from txmq.broker.core import Core
 from txmq.broker.shell.joining import Connected, Entered, Member, enter, until_answered
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
 from txmq.registry.access import Access
-from txmq.registry.port import Home, Leadership, Registry, Standing, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.session import SessionState
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
@@ -203,7 +203,7 @@ class RegistryWorker:
         self._post(partial(self._core.registry_changed, topics, homes, access))
         self._tell(RegistryState.CONNECTED)
 
-    def _read(self, registry: Registry) -> tuple[TopicMap, list[Home], Access]:
+    def _read(self, registry: Registry) -> tuple[TopicMap, list[HomeEntry], Access]:
         """Users first: a removed user must not be served longer than it takes to read that. Then map and homes."""
         access = readable(registry.access(self._listener(_Read.ACCESS)))
         topics = registry.topics(self._listener(_Read.TOPICS))

@@ -38,7 +38,7 @@ from txmq.broker.state import (
     visibility,
 )
 from txmq.log import partition
-from txmq.registry.port import PlacedTopic
+from txmq.registry.cluster_metadata import PlacedTopic
 from txmq.registry.topics import Topic
 
 PIECE_SIZE: Final = 16 << 10  # characters

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from txmq.log.partition import Partition
 from txmq.model import Storage
-from txmq.registry.port import PlacedTopic
+from txmq.registry.cluster_metadata import PlacedTopic
 
 PartitionId = tuple[int, int]  # topic id, partition
 Name = tuple[int, int]  # session and counter of a transaction

@@ -1,6 +1,6 @@
 """The members of one consumer group and what each may consume: a state machine without I/O or clock.
 
-Theory of operation. A member names the topics it wants when it joins; a strategy (``registry.assignment``) says which
+Theory of operation. A member names the topics it wants when it joins; an assignor (``registry/assignors``) says which
 member *should* have which partition. A partition that another member should have is *revoked*: its owner is notified,
 finishes the messages it has, saves its offset and releases the partition. Then the new owner gets it, under the next
 generation. Partitions that stay are not touched, so their owners do not stop. An owner that leaves, or is silent for
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from txmq.model import TopicPartition
-from txmq.registry.assignment import STRATEGIES
+from txmq.registry.assignors import ASSIGNORS
 
 View = tuple[
     list[tuple[TopicPartition, int]], list[TopicPartition]
@@ -246,7 +246,7 @@ class Membership:
         wishes = {member.name: member.topics for member in self.members.values()}
         current = {**self.elsewhere, **{slot: owned.member for slot, owned in self.owned.items()}}
         if self.anchor is None:
-            self._wanted = STRATEGIES[self.strategy](wishes, self._partitions, current)
+            self._wanted = ASSIGNORS[self.strategy](wishes, self._partitions, current)
         else:
             self._hold_all()
         for slot, owned in self.owned.items():

@@ -38,7 +38,7 @@ from txmq.log.history import NO_LIFE
 from txmq.log.memory import new_partition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
-from txmq.registry.port import PlacedTopic
+from txmq.registry.cluster_metadata import PlacedTopic
 from txmq.registry.topics import Topic, Topics
 
 Places = dict[Partition, LogPosition]  # where a transaction's messages begin

@@ -12,7 +12,7 @@ from txmq.client.arguments import WAIT_S_MAX, require_choice, require_kind, requ
 from txmq.client.consumer.offsets.store import OffsetStore
 from txmq.errors import ConfigError
 from txmq.model import Message, is_valid_name
-from txmq.registry.assignment import STRATEGIES
+from txmq.registry.assignors import ASSIGNORS
 from txmq.registry.topics import RESERVED_PREFIX
 
 RETRIES_MAX = 1_000_000
@@ -95,7 +95,7 @@ class ConsumerOptions:
             ("heartbeat_interval", 0.001, WAIT_S_MAX), ("offset_save_interval", 0.001, WAIT_S_MAX),
         ):  # fmt: skip
             require_number(name, getattr(self, name), low, high)
-        require_choice("strategy", self.strategy, STRATEGIES)
+        require_choice("strategy", self.strategy, ASSIGNORS)
         require_kind("keep_key_order", self.keep_key_order, bool, "True or False")
         require_kind("pass_unreadable", self.pass_unreadable, bool, "True or False")
         if self.name is not None:

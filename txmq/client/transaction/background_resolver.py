@@ -16,9 +16,9 @@ from txmq.client.transaction.home_part import PendingCommits
 from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
-from txmq.xa.broker_port import Answer
-from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.hazard_report import Hazard
 from txmq.xa.resolver import Resolver
+from txmq.xa.resolver_ports import Answer
 from txmq.xa.two_phase.branch import XAResource
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.protocol.parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
-from txmq.xa.broker_port import Answer
-from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.resolver_ports import Answer
 from txmq.xid import TxId
 
 if TYPE_CHECKING:

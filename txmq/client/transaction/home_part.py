@@ -49,7 +49,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Attempt, Turn
-from txmq.xa.broker_port import Answer, was_settled
+from txmq.xa.resolver_ports import Answer, was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import TxId
 

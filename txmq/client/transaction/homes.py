@@ -30,7 +30,7 @@ from txmq.model import TopicPartition
 from txmq.protocol.parts import PartResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
-from txmq.xa.broker_port import Answer
+from txmq.xa.resolver_ports import Answer
 from txmq.xa.two_phase.coordinator import BranchState
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from txmq.errors import (
 from txmq.model import Resolution
 from txmq.protocol.parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
-from txmq.xa.broker_port import Answer
+from txmq.xa.resolver_ports import Answer
 
 if TYPE_CHECKING:
     from txmq.client.home_link import HomeLink

@@ -47,8 +47,8 @@ from txmq.protocol.parts import parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Buffer
-from txmq.xa.broker_port import Answer
-from txmq.xa.database.hazard import Hazard
+from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.resolver_ports import Answer
 from txmq.xa.resources import refuse_twins
 from txmq.xa.two_phase.branch import PrepareUnknownError, UsedXAConnection, XABranch, XAResource
 from txmq.xa.two_phase.coordinator import (

@@ -59,7 +59,7 @@ from txmq.model import Resolution, TransactionKind
 from txmq.protocol.parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Lock
-from txmq.xa.broker_port import Wanted, recover_rows
+from txmq.xa.resolver_ports import Wanted, recover_rows
 from txmq.xa.xopen import XACode, XAFlag
 from txmq.xid import TxId, Xid
 

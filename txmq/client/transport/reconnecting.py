@@ -48,7 +48,7 @@ from txmq.runtime import net
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Attempt, Turn, watch_forks
-from txmq.xa.broker_port import Answer
+from txmq.xa.resolver_ports import Answer
 from txmq.xid import TxId
 
 BACKOFF_S = Backoff(0.02, 0.5)

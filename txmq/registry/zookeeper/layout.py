@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 
 from txmq.errors import RegistryError
 from txmq.registry.access import Record
-from txmq.registry.port import DeletedTopic, PlacedTopic, parse_home
+from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, parse_home
 
 FORMAT: Final = 1
 FORMAT_WITH_USERS: Final = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from txmq.registry.port import Listener
+from txmq.registry.cluster_metadata import Listener
 from txmq.registry.zookeeper.attempts import Attempts
 from txmq.registry.zookeeper.layout import Paths, decode_number
 from txmq.registry.zookeeper.session import Node, NoNodeError, Operation, Session, SetValue, Watch, WatchEvent

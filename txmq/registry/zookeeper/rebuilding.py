@@ -14,8 +14,8 @@ from functools import partial
 
 from txmq.errors import HomeInUseError, HomeSupersededError
 from txmq.registry.access import has_users
-from txmq.registry.facts import Facts, Rebuilt, merged_topics
-from txmq.registry.port import NOTHING_BROUGHT, Standing
+from txmq.registry.cluster_metadata import NOTHING_BROUGHT, Standing
+from txmq.registry.rebuild_from_journals import Facts, Rebuilt, merged_topics
 from txmq.registry.zookeeper import layout
 from txmq.registry.zookeeper.access import AccessNodes, by_size
 from txmq.registry.zookeeper.layout import AccessHead, HomeState, MapHead

@@ -1,4 +1,4 @@
-"""The registry of several brokers, in ZooKeeper: see ``port``; ``layout`` has the nodes."""
+"""The registry of several brokers, in ZooKeeper: see ``cluster_metadata``; ``layout`` has the nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from txmq.registry.zookeeper.session import Session
 
 
 class ZooKeeperRegistry(RetiredNodes, AccessNodes):
-    """``port.Registry`` over a session with an ensemble.
+    """``cluster_metadata.Registry`` over a session with an ensemble.
 
     Args:
         session: with the ensemble; ``close`` ends it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from txmq.errors import HomeInUseError, RegistryError
 from txmq.registry.zookeeper import layout
-from txmq.registry.zookeeper.homes import HomeNodes
+from txmq.registry.zookeeper.home_leadership import HomeNodes
 from txmq.registry.zookeeper.session import ANY_VERSION, Delete, Operation, SetValue
 from txmq.registry.zookeeper.topics import TopicNodes
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from txmq.errors import BrokerError, RegistryConflictError, RegistryError, TopicExistsError, UnknownTopicError
-from txmq.registry.port import (
+from txmq.registry.cluster_metadata import (
     TOPICS_MAX,
     DeletedTopic,
     Listener,

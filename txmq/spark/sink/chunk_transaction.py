@@ -44,7 +44,7 @@ from txmq.log.batch import checksum
 from txmq.runtime.crashpoints import crash_point
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt, Queries
-from txmq.xa.broker_port import Answer
+from txmq.xa.resolver_ports import Answer
 
 _WAITING = (
     ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "

@@ -37,7 +37,7 @@ from txmq.protocol.parts import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.spark.sink.queries import Attempt, Queries, Standing
-from txmq.xa.broker_port import Answer, was_settled
+from txmq.xa.resolver_ports import Answer, was_settled
 from txmq.xid import TxId
 
 TOLD_AT_ONCE = 256  # commits of one home that are under way

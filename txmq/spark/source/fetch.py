@@ -35,7 +35,7 @@ from txmq.spark.decode import arrow_columns
 from txmq.spark.decode.chunk import Origin, check
 from txmq.spark.source.catalog import PASSING, connect, made_anew, patiently
 from txmq.spark.source.ranges import Range
-from txmq.xa.broker_port import Answer
+from txmq.xa.resolver_ports import Answer
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -14,7 +14,7 @@ with the question: nothing else says, of what is over, that the resolver's user 
 the marker stays.
 
 Unknown, of a session that is there: such a broker had the session in the copy. It is made to keep that
-(``hazard.lost_messages``), for when the session has ended the transaction would look settled.
+(``hazard_report.lost_messages``), for when the session has ended the transaction would look settled.
 
 Invariants:
     * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;
@@ -40,7 +40,8 @@ from txmq.errors import (
 from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import (
+from txmq.xa.database.hazard_report import lost_messages
+from txmq.xa.resolver_ports import (
     DELETE_EVERY_S,
     DELETE_FEW_EVERY_S,
     DELETE_SIZE,
@@ -53,7 +54,6 @@ from txmq.xa.broker_port import (
     is_of_this_broker,
     list_transactions,
 )
-from txmq.xa.database.hazard import lost_messages
 
 FINISHED_MAX = 100_000  # markers waiting for their removal; one that falls off is swept later
 SAID_MAX = 10_000

@@ -37,7 +37,7 @@ from txmq.errors import ConfigError
 from txmq.model import is_valid_table
 from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of, server_began_ms
-from txmq.xa.database.sqlite_turns import WriterTurn
+from txmq.xa.database.sqlite_writer_queue import QueuePlace
 from txmq.xa.database.statement import Statement
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
@@ -67,11 +67,11 @@ def _require_literals(txid: str, uuid: str) -> None:
 
 
 @contextmanager
-def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn | None = None) -> Iterator[None]:
+def own_transaction(connection: Connection, dialect: Dialect, place: QueuePlace | None = None) -> Iterator[None]:
     """A transaction of txmq's own: committed at the end, rolled back on any exception."""
-    turn = None
+    lease = None
     if place is not None:
-        turn = place.begin(connection, dialect.begin)
+        lease = place.begin(connection, dialect.begin)
     elif dialect.begin:
         run(connection, dialect.begin)
     try:
@@ -84,8 +84,8 @@ def own_transaction(connection: Connection, dialect: Dialect, place: WriterTurn 
             connection.rollback()
         raise
     finally:
-        if turn is not None:
-            turn.release()
+        if lease is not None:
+            lease.release()
 
 
 @contextmanager
@@ -120,7 +120,7 @@ class MarkerTable:
         if not is_valid_table(table):
             raise ConfigError(f"table={table[:80]!r}: expected letters, digits and '_', at most 48, or schema.table")
         self.dialect, self.given_name, self.mark = dialect, table, placeholder
-        self.place: WriterTurn | None = None
+        self.place: QueuePlace | None = None
         self.has_key = False
         self._is_weak = is_weak
         self._name(table)

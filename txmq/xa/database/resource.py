@@ -26,13 +26,13 @@ from txmq.errors import ConfigError, RolledBackError, TransactionStateError, Tra
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.workers import WorkUnendedError
-from txmq.xa.broker_port import RoutedClient, cluster_of
 from txmq.xa.database.connection_pool import ConnectionPool, close_connection
 from txmq.xa.database.dbapi import driver_of, limit_of
 from txmq.xa.database.guarded_connection import NO_ANSWER
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.thread_connection import GivenUp, ThreadConnection, lent, opened, return_lent
 from txmq.xa.fencing import Drawn, Fence
+from txmq.xa.resolver_ports import RoutedClient, cluster_of
 
 S = TypeVar("S", bound=DatabaseSession)
 GIVEN_UP_MAX: Final = 64  # calls that run on; no more connections for blocks until one has ended

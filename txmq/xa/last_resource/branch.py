@@ -33,7 +33,7 @@ from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import commit, discard_results, send
 from txmq.xa.database.resource import WAIT_S_MIN
-from txmq.xa.database.sqlite_turns import Turn, WriterTurn
+from txmq.xa.database.sqlite_writer_queue import QueuePlace, WriterLease
 from txmq.xa.database.thread_connection import LeftConnectionError, return_lent
 from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
 
@@ -66,7 +66,7 @@ class Branch:
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
         self.connection = guarded(session.connection, self._guard)
-        self._turn: Turn | None = None
+        self._lease: WriterLease | None = None
         self._limit.begin(max(timeout_s, WAIT_S_MIN))
         try:
             with self._limit:
@@ -87,14 +87,14 @@ class Branch:
         if not is_begun or session.checked != checked:
             self._begin_now(session.connection, dialect, session.table.place, timeout_s)
 
-    def _begin_now(self, connection: Any, dialect: Dialect, place: WriterTurn | None, timeout_s: float) -> None:
+    def _begin_now(self, connection: Any, dialect: Dialect, place: QueuePlace | None, timeout_s: float) -> None:
         if self._session.takes_packets:
             _, error = send(connection, (dialect.begin, f"SAVEPOINT {SAVEPOINT}"), in_one_packet=True)
             if error is not None:
                 raise error
             return
         if place is not None:
-            self._turn = place.begin(connection, dialect.begin)
+            self._lease = place.begin(connection, dialect.begin)
         elif dialect.begin:
             run(connection, dialect.begin)
         for statement in dialect.settings:
@@ -112,9 +112,9 @@ class Branch:
         return self.resource.clock.monotonic() < begun_at + BEGUN_FRESH_S
 
     def _end_turn(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            turn.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
 
     def end_body(self) -> None:
         """Take the connection from the body, and make sure that it left the transaction as it was.

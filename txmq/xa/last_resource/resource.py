@@ -4,7 +4,7 @@ Theory of operation. ``LastResource`` knows how to reach the database, and keeps
 begins a transaction on one and answers a ``Branch``: the transaction's side in this database.
 
 SQLite: the path that a connection reports (always absolute) is remembered, and a resolver opens it with
-``mode=rw``: a file that is gone is unreachable, never a new empty database. Its writers queue up (``turns``) from BEGIN
+``mode=rw``: a file that is gone is unreachable, never a new empty database. Its writers queue (``writers``) from BEGIN
 to COMMIT, so that no thread sleeps while the file is free.
 
 Invariants:
@@ -28,7 +28,7 @@ from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource
 from txmq.xa.database.sqlite_file import open_existing
-from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, WriterTurn
+from txmq.xa.database.sqlite_writer_queue import QueuePlace, SQLiteWriterQueue
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
 
@@ -59,7 +59,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
         demands = Demands(allow_weak_durability, ignore_tables)
         super().__init__(name, connect, table, dialect, demands, clock, random)
         self._sqlite: tuple[ModuleType | None, str] | None = None  # driver and file, once seen
-        self.turns = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
+        self.writers = SQLiteWriterQueue()  # of SQLite's writers; others lock rows
         # For the resolver of this process; appended and popped by one call each, so no lock is needed.
         self.unresolved: deque[Unresolved] = deque()
         self.finished: deque[str] = deque(maxlen=FINISHED_MAX)  # committed in the broker, durably: their markers may go
@@ -175,7 +175,7 @@ class LastResource(DatabaseResource[DatabaseSession]):
         if session.table.dialect.name == "sqlite":
             self._sqlite = driver_of(connection), self.installation.sqlite_path(connection)
             ((busy_timeout_ms,),) = run(connection, "PRAGMA busy_timeout")[0]
-            session.table.place = WriterTurn(self.turns, busy_timeout_ms)
+            session.table.place = QueuePlace(self.writers, busy_timeout_ms)
         session.takes_packets = sends_packets(connection)
         session.is_bound_to_thread = not may_change_threads(connection)
         return session

@@ -40,13 +40,22 @@ from txmq.model import TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import (
+from txmq.xa.database import marker_table
+from txmq.xa.database.hazard_report import lost_messages
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.database.resource import PATIENCE_S
+from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
+from txmq.xa.last_resource.proof import Step, prove
+from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
+from txmq.xa.last_resource.resource import LastResource
+from txmq.xa.reporter import Reporter
+from txmq.xa.resolver_ports import (
     FAILURES_PER_ROUND_MAX,
     PAGE_SIZE,
     POLL_S,
     REPORT_TIMEOUT_S,
     Answer,
-    Home,
+    HomeClient,
     Homes,
     cluster_of,
     home_of,
@@ -55,15 +64,6 @@ from txmq.xa.broker_port import (
     list_transactions,
     was_settled,
 )
-from txmq.xa.database import marker_table
-from txmq.xa.database.hazard import lost_messages
-from txmq.xa.database.marker_sweep import MarkerSweep
-from txmq.xa.database.resource import PATIENCE_S
-from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
-from txmq.xa.last_resource.proof import Step, prove
-from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
-from txmq.xa.last_resource.resource import LastResource
-from txmq.xa.reporter import Reporter
 from txmq.xid import home_word
 
 HELD_S_MAX = 1.0  # longer than a healthy COMMIT takes
@@ -186,7 +186,7 @@ class LastResourceResolver:
         homes: all of them.
     """
 
-    def __init__(self, client: Home, resource: LastResource, clock: Clock, homes: Homes) -> None:
+    def __init__(self, client: HomeClient, resource: LastResource, clock: Clock, homes: Homes) -> None:
         self.resource, self.has_failed, self._was_failing = resource, False, False
         self._homes = homes
         self.problem: Exception | None = None  # kept the last round from the database or the broker

@@ -7,8 +7,9 @@ Theory of operation::
     prepare     INSERT marker; XA END; XA PREPARE      one packet
     commit      XA COMMIT              or    roll_back   XA END if needed; XA ROLLBACK; a small committed write
 
-Three round trips (``late_start``), or four, where bare XA has five statements. If the body ended the branch by hand, XA
-END says so, and the marker goes with the connection, which is closed: it stands in a transaction that nobody commits.
+Three round trips (``pipelined_xa_start``), or four, where bare XA has five statements. If the body ended the branch by
+hand, XA END says so, and the marker goes with the connection, which is closed: it stands in a transaction that nobody
+commits.
 (A savepoint after XA START, released first, would say it before the marker, for 20 to 40 us of each transaction's
 processor time.)
 The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
@@ -52,7 +53,7 @@ from txmq.xa.database.mysql_server import (
     send,
 )
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver, return_lent
-from txmq.xa.mysql.late_start import LateStart
+from txmq.xa.mysql.pipelined_xa_start import PipelinedStart
 from txmq.xa.mysql.session import MySQLSession
 from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
@@ -73,13 +74,13 @@ class MySQLBranch:
         session: idle; the branch's until it gives it back.
         deadline_ms: of the transaction, on the database's clock.
         is_own: the connection is the resource's, not the caller's.
-        starts_late: XA START goes out with the first statement.
+        pipelines_start: XA START goes out with the first statement.
         limit: of the calls; it has begun.
     """
 
     def __init__(
         self, resource: MySQLResource, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
-        starts_late: bool = False, limit: CallLimit | None = None,
+        pipelines_start: bool = False, limit: CallLimit | None = None,
     ) -> None:  # fmt: skip
         self.resource = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
@@ -92,9 +93,9 @@ class MySQLBranch:
         self._wrote, self._has_ended, self._is_given_back = True, False, False
         self.ended_by_body, self._may_be_prepared = False, False
         self._writes_before = None if resource.has_marker else self._writes()
-        self._late: LateStart | None = None
-        if starts_late:
-            self._late = LateStart(of_driver(session.connection), self._xa("START"))
+        self._late: PipelinedStart | None = None
+        if pipelines_start:
+            self._late = PipelinedStart(of_driver(session.connection), self._xa("START"))
         else:
             execute(session.connection, self._xa("START"))
             crash_point("client.xa.branch_started")

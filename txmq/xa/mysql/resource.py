@@ -2,11 +2,12 @@
 
 Theory of operation. ``MySQLResource`` knows how to reach the database and its identity (``installation``), keeps idle
 connections for all threads of a process, and begins branches on them (``branch``). One connection serves one branch
-from XA START to its end. A resolver, which works for owners that have gone, has a connection of its own (``recovery``).
+from XA START to its end. A resolver, which works for owners that have gone, has a connection of its own
+(``xa_recover``).
 
 A connection is verified before its first use. A pooled one is not asked again: if the server has ended it, XA START
 says so, and the next connection is taken. One that has answered a moment ago is taken to be alive: there XA START goes
-out with the body's first statement (``late_start``).
+out with the body's first statement (``pipelined_xa_start``).
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
@@ -34,8 +35,8 @@ from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
 from txmq.xa.database.resource import OPEN_S_MAX, WAIT_S_MIN, DatabaseResource
 from txmq.xa.mysql.branch import MySQLBranch
-from txmq.xa.mysql.recovery import MySQLRecovery
 from txmq.xa.mysql.session import MySQLSession
+from txmq.xa.mysql.xa_recover import MySQLRecovery
 from txmq.xa.two_phase.branch import UsedXAConnection
 from txmq.xid import TxId
 
@@ -139,8 +140,10 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
         committed_at, session.committed_at = session.committed_at, float("-inf")
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S
-        starts_late = is_own and is_fresh and session.may_start_late and self.has_marker
-        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, starts_late=starts_late, limit=limit)
+        pipelines_start = is_own and is_fresh and session.may_pipeline_start and self.has_marker
+        return MySQLBranch(
+            self, session, txid, deadline_ms, is_own=is_own, pipelines_start=pipelines_start, limit=limit
+        )
 
     def _drawn(self, cluster: str) -> MySQLRecovery:
         return self.open_recovery(cluster)

@@ -1,1 +1,1 @@
-"""The broker decides: XA coordinator, branches, their resolver and verdict."""
+"""The broker decides: XA coordinator, branches, their resolver, heuristic outcomes."""

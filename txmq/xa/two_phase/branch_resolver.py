@@ -3,7 +3,7 @@
 Theory of operation. A round knows two lists, the broker's decisions with a branch here that is not complete, and what
 XA RECOVER lists as prepared, and works on both:
 
-*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``verdict`` judges the
+*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``heuristic_outcome`` judges the
 database's answer. If the branch is done, or ended in another way, ``complete`` is sent.
 
 *Prepared without a decision*. The broker is asked for the outcome. Committed: it was decided a moment ago, and the next
@@ -57,25 +57,25 @@ from txmq.model import Outcome, TransactionKind
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.xa.broker_port import (
+from txmq.xa.database.marker_sweep import MarkerSweep
+from txmq.xa.database.resource import PATIENCE_S
+from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
+from txmq.xa.reporter import Hanging, Reporter
+from txmq.xa.resolver_ports import (
     FAILURES_PER_ROUND_MAX,
     OWNER_GONE_MS,
     PAGE_SIZE,
     REQUEST_TIMEOUT_S,
     Answer,
-    Home,
+    HomeClient,
     Homes,
     is_of_another,
     is_of_this_broker,
     list_transactions,
 )
-from txmq.xa.database.marker_sweep import MarkerSweep
-from txmq.xa.database.resource import PATIENCE_S
-from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
-from txmq.xa.reporter import Hanging, Reporter
 from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
 from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone
-from txmq.xa.two_phase.verdict import Verdict, verdict
+from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
 from txmq.xid import Xid, branch_xid
 
 IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
@@ -102,7 +102,7 @@ class BranchResolver:
     Thread safety: ``completed`` and ``watch`` from any thread; the rest from one.
     """
 
-    def __init__(self, client: Home, resource: XAResource, clock: Clock, homes: Homes) -> None:
+    def __init__(self, client: HomeClient, resource: XAResource, clock: Clock, homes: Homes) -> None:
         self.resource, self.has_failed = resource, False
         self.problem: Exception | None = None
         self.client, self._clock, self._homes = client, clock, homes

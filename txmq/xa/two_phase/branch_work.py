@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from txmq.xa.broker_port import OWNER_GONE_MS, Answer
+from txmq.xa.resolver_ports import OWNER_GONE_MS, Answer
 from txmq.xa.two_phase.branch import ListedXid
-from txmq.xa.two_phase.verdict import Verdict
+from txmq.xa.two_phase.heuristic_outcome import Verdict
 from txmq.xid import Xid
 
 

@@ -24,7 +24,7 @@ from txmq.broker.cluster.view import ClusterView
 from txmq.broker.shell.home_links import HomeLinks
 from txmq.broker.state.access.principals import Principals
 from txmq.broker.state.identity import BrokerIdentity
-from txmq.registry.port import Home
+from txmq.registry.cluster_metadata import HomeEntry
 from txmq.runtime.tls import ClientTls
 from txmq.testing.certificates import CertificateAuthority
 
@@ -41,7 +41,7 @@ class Asking:
         self.told: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
         self.is_reached, self.is_waiting, self.has_defect = False, True, False
         view = ClusterView()
-        view.homes = {HOME: Home(HOME, "other", 1, address)}
+        view.homes = {HOME: HomeEntry(HOME, "other", 1, address)}
         self.principals = Principals()
         self.state = self
         self.context = SimpleNamespace(

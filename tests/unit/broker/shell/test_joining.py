@@ -22,7 +22,7 @@ from txmq.broker.shell.joining import (
 )
 from txmq.errors import HomeInUseError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.redo import identity
-from txmq.registry.port import Brought, Standing
+from txmq.registry.cluster_metadata import Brought, Standing
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime import crashpoints

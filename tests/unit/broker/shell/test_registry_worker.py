@@ -21,7 +21,7 @@ from txmq.broker.shell.registry_worker import RegistryWorker
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.model import TopicConfig
 from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.port import Candidate, Home, Standing, TopicMap
+from txmq.registry.cluster_metadata import Candidate, HomeEntry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.eventually import WITHIN_S, eventually
@@ -35,14 +35,14 @@ class Told(AnyClass):
     """A core that notes what it is told."""
 
     def __init__(self) -> None:
-        self.maps: list[tuple[TopicMap, Sequence[Home]]] = []
+        self.maps: list[tuple[TopicMap, Sequence[HomeEntry]]] = []
         self.access: list[Access] = []
         self.answers: list[tuple[int, Result]] = []
         self.states: list[RegistryState] = []
         self.entered: list[Entered] = []
         self.refusals: list[Exception] = []
 
-    def registry_changed(self, topic_map: TopicMap, homes: Sequence[Home], access: Access | None = None) -> None:
+    def registry_changed(self, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access | None = None) -> None:
         self.maps.append((topic_map, homes))
         assert access is not None
         self.access.append(access)
@@ -101,8 +101,8 @@ def there() -> Iterator[WorkerFixture]:
 def test_a_home_is_led_before_it_is_announced(there: WorkerFixture) -> None:
     [entered] = there.told.entered
     assert entered.leadership.epoch == 6
-    assert entered.homes == [Home(HOME, "a", 6, None)]
-    there.until(lambda: there.told.maps[-1][1] == [Home(HOME, "a", 6, "host:1")])
+    assert entered.homes == [HomeEntry(HOME, "a", 6, None)]
+    there.until(lambda: there.told.maps[-1][1] == [HomeEntry(HOME, "a", 6, "host:1")])
     there.until(lambda: there.told.states == [RegistryState.CONNECTED])
 
 
@@ -247,4 +247,4 @@ def test_a_stop_withdraws_the_leader(there: WorkerFixture) -> None:
     there.until(lambda: there.told.maps[-1][1][0].address)
     there.worker.stop()
     there.thread.join(WITHIN_S)
-    assert there.other().homes() == [Home(HOME, "a", 6, None)]
+    assert there.other().homes() == [HomeEntry(HOME, "a", 6, None)]

@@ -18,7 +18,7 @@ from txmq.errors import ConfigError, NotOwnerError, StaleTopicError
 from txmq.model import TopicConfig
 from txmq.protocol.parts import split_parts
 from txmq.redo import entries, inspect
-from txmq.registry.port import Home, PlacedTopic
+from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic
 from txmq.registry.topics import Topic
 
 from ..support import node, put, values
@@ -44,7 +44,7 @@ def started(disk: SimDisk | None = None) -> Node:
     """A broker with a registry that knows where one other home is led."""
     broker = Node(disk or SimDisk(), small_settings(), incarnation="1" * 32)
     broker.context.cluster = view = ClusterView()
-    view.homes = {OTHER: Home(OTHER, "other", 1, "10.0.0.7:7700")}
+    view.homes = {OTHER: HomeEntry(OTHER, "other", 1, "10.0.0.7:7700")}
     return broker
 
 

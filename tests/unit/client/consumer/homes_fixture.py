@@ -21,7 +21,7 @@ from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.errors import ClosedError, ConnectionLostError, TxmqError, UnknownMemberError
 from txmq.model import PartitionRange, TopicConfig, TopicPartition
 from txmq.protocol.answers import broker_error
-from txmq.registry.port import PlacedTopic
+from txmq.registry.cluster_metadata import PlacedTopic
 from txmq.registry.topics import Topic
 from txmq.runtime.logging import get_logger
 

@@ -61,7 +61,7 @@ class Shop:
             connection.close()
         self.opened.clear()
         self.resource.close()
-        self.resource.turns.renew()
+        self.resource.writers.renew()
         self.cluster.owner_dies()
 
     def resolve(self, resource: LastResource | None = None) -> set[str]:

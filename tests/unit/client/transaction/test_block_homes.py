@@ -188,7 +188,7 @@ def test_resolver_finishes_what_is_in_doubt_at_any_home(shop: Shop, cluster: Sim
     for connection in shop.opened:
         connection.close()
     shop.resource.close()
-    shop.resource.turns.renew()
+    shop.resource.writers.renew()
     cluster.owner_dies()
     resolver = Resolver(cluster, [shop.new_resource()], cluster.clock)
     assert len(resolver.round()) == 2

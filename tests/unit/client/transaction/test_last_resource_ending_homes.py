@@ -23,8 +23,8 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.xa.broker_port import SWEEP_AGE_MS, SWEEP_EVERY_S
 from txmq.xa.resolver import Resolver
+from txmq.xa.resolver_ports import SWEEP_AGE_MS, SWEEP_EVERY_S
 from txmq.xid import TxId
 
 A, B = b"\x00", b"\x01"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
-from tests.unit.registry.test_facts import ORDERS, facts
+from tests.unit.registry.test_rebuild_from_journals import ORDERS, facts
 from tests.unit.registry.zookeeper.tree import values
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.errors import ForeignClusterError, HomeInUseError, HomeSupersededError, RegistryError
 from txmq.registry.access import Access
-from txmq.registry.facts import Facts, rebuilt
-from txmq.registry.port import DeletedTopic, PlacedTopic, Standing
+from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, Standing
+from txmq.registry.rebuild_from_journals import Facts, rebuilt
 from txmq.registry.zookeeper.rebuilding import Rebuilding
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 

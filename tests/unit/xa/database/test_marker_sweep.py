@@ -11,10 +11,10 @@ from tests.logged import said
 from tools.simulated.connection import Sent
 from tools.simulated.faults import Fault
 from txmq.errors import FencedError, ForbiddenError, NeverIssuedError, NotOwnerError
-from txmq.xa import broker_port
-from txmq.xa.broker_port import cluster_of
+from txmq.xa import resolver_ports
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.resolver import Resolver
+from txmq.xa.resolver_ports import cluster_of
 
 from ..support import LastResourceFixture, abandon
 from ..xa_support import Notes, XAFixture
@@ -39,7 +39,7 @@ class Table:
         self.left = [txid for txid in self.left if txid not in set(txids)]
 
 
-def _age(world: LastResourceFixture, milliseconds: int = broker_port.SWEEP_AGE_MS + 60_000) -> None:
+def _age(world: LastResourceFixture, milliseconds: int = resolver_ports.SWEEP_AGE_MS + 60_000) -> None:
     with world.outside() as connection:
         connection.execute("UPDATE txmq_marker SET written_ms = written_ms - ?", (milliseconds,))
 
@@ -50,7 +50,7 @@ def _swept(world: LastResourceFixture, table: Table, words: dict[str, Any], minu
     sweep = MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db")
     for _ in range(minutes):
         sweep.keep(lambda: table)
-        world.home.clock.advance(broker_port.SWEEP_EVERY_S)
+        world.home.clock.advance(resolver_ports.SWEEP_EVERY_S)
     return table.left
 
 
@@ -70,8 +70,8 @@ def _answer(word: Any) -> bytes:
 )
 def test_markers_that_must_stay_keep_no_later_one_from_leaving(world: LastResourceFixture, word: Any) -> None:
     """The 500 oldest were looked at each time: 500 of these, and nothing was swept any more."""
-    table = Table(world, 3 * broker_port.DELETE_SIZE)
-    staying = dict.fromkeys(sorted(table.txids)[: broker_port.DELETE_SIZE + 7], word)
+    table = Table(world, 3 * resolver_ports.DELETE_SIZE)
+    staying = dict.fromkeys(sorted(table.txids)[: resolver_ports.DELETE_SIZE + 7], word)
     assert _swept(world, table, dict(staying), 3) == sorted(staying)
 
 
@@ -91,14 +91,14 @@ def test_markers_of_other_users_leave_when_their_outcome_is_told(
     sweep = MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db")
     for _ in range(3):
         sweep.keep(lambda: table)
-        world.home.clock.advance(broker_port.SWEEP_EVERY_S)
+        world.home.clock.advance(resolver_ports.SWEEP_EVERY_S)
     assert len(table.left) == 2 * is_older
     assert len([line for line in said(caplog) if "markers of other users stay" in line["event"]]) == is_older
 
 
 def test_markers_whose_outcome_is_no_longer_kept_leave(world: LastResourceFixture) -> None:
     """410 of their home, and it lists nothing: the transaction is over, and nobody will ever ask."""
-    table = Table(world, broker_port.DELETE_SIZE + 7)
+    table = Table(world, resolver_ports.DELETE_SIZE + 7)
     assert _swept(world, table, dict.fromkeys(table.txids, FencedError("no longer kept")), 2) == []
 
 
@@ -139,12 +139,12 @@ def test_a_pass_begins_anew_where_it_ended(world: LastResourceFixture) -> None:
 
 
 def test_full_table_is_swept_at_once_not_page_minute(world: LastResourceFixture) -> None:
-    table = Table(world, 4 * broker_port.DELETE_SIZE)
+    table = Table(world, 4 * resolver_ports.DELETE_SIZE)
     sweep = MarkerSweep(world.home, world.home.clock, world.home.routes, name="orders-db")
     world.home.stand_in("outcome", lambda _: b"committed\n")
     for _ in range(5):
         sweep.keep(lambda: table)
-        world.home.clock.advance(broker_port.POLL_S)
+        world.home.clock.advance(resolver_ports.POLL_S)
     assert table.left == []
 
 
@@ -167,7 +167,7 @@ def test_old_committed_markers_of_others_leave_if_the_broker_agrees(world: LastR
     world.order(b"x")
     resolved = abandon(world, b"y", "client.tx.committed")
     prepared = abandon(world, b"z", "client.tx.db_committed", dies=False)
-    _age(world, broker_port.SWEEP_AGE_MS - 60_000)
+    _age(world, resolver_ports.SWEEP_AGE_MS - 60_000)
     world.resolver().run_once()
     assert {resolved, prepared} <= set(world.markers())
     _age(world, 120_000)

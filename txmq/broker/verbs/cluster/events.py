@@ -13,7 +13,7 @@ from txmq.broker.verbs.cluster.topic_map import take_over
 from txmq.errors import BrokerError, InvariantError, RegistryAwayError, TxmqError, UnavailableError
 from txmq.redo import entries
 from txmq.registry.access import Access
-from txmq.registry.port import Home, Leadership, TopicMap
+from txmq.registry.cluster_metadata import HomeEntry, Leadership, TopicMap
 
 
 def view_of(context: Context) -> ClusterView:
@@ -44,7 +44,7 @@ def access_changed(context: Context, access: Access | None, *, is_anew: bool = F
         users.take_over(context, view_of(context), access, is_anew=is_anew)
 
 
-def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> None:
+def changed(context: Context, topic_map: TopicMap, homes: Sequence[HomeEntry]) -> None:
     """Topics or homes changed, or may have."""
     view = view_of(context)
     for home in view.set_homes(homes):
@@ -53,7 +53,7 @@ def changed(context: Context, topic_map: TopicMap, homes: Sequence[Home]) -> Non
     take_over(context, view, topic_map)
 
 
-def _note_retired(context: Context, homes: Sequence[Home]) -> None:
+def _note_retired(context: Context, homes: Sequence[HomeEntry]) -> None:
     """An operator has given homes up: that is journaled here, and groups anchored there choose anew."""
     retired = context.state.registration.retired
     for home in homes:

@@ -16,7 +16,7 @@ from txmq.broker.context import Context
 from txmq.broker.verbs.access.audit import audit
 from txmq.broker.verbs.cluster.events import as_answer
 from txmq.errors import BadRequestError, TxmqError, UnavailableError
-from txmq.registry.port import parse_home
+from txmq.registry.cluster_metadata import parse_home
 
 REASON_LENGTH_MAX: Final = 1000
 

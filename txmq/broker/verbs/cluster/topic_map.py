@@ -16,7 +16,7 @@ from txmq.broker.context import Context
 from txmq.broker.verbs.get import refuse_polls
 from txmq.log.partition import Partition
 from txmq.redo import entries
-from txmq.registry.port import PlacedTopic, TopicMap
+from txmq.registry.cluster_metadata import PlacedTopic, TopicMap
 
 
 def take_over(context: Context, view: ClusterView, topic_map: TopicMap) -> None:

@@ -55,7 +55,7 @@ from txmq.model import TopicPartition, is_valid_name
 from txmq.protocol.group_rows import claimed_row, slot_row, split_rows
 from txmq.protocol.offsets import offset_row
 from txmq.protocol.requests import Request
-from txmq.registry.assignment import STRATEGIES
+from txmq.registry.assignors import ASSIGNORS
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
 WAIT_MS_MAX = 30_000
@@ -90,8 +90,8 @@ def _join(request: GroupRequest) -> None:
     strategy = request.words.get("strategy", "sticky")
     if not is_valid_name(name) or not topics or len(topics) > TOPICS_MAX or not all(map(is_valid_name, topics)):
         raise BadRequestError(f"join needs member=<name> and topics=<name>,<name>... (at most {TOPICS_MAX})")
-    if strategy not in STRATEGIES:
-        raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(STRATEGIES)}")
+    if strategy not in ASSIGNORS:
+        raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(ASSIGNORS)}")
     for topic in topics:
         require(context, request.client, READ, TOPIC, topic)
     timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)

@@ -16,8 +16,8 @@ from txmq.broker.cluster.view import ClusterView
 from txmq.broker.cluster.work import carry_out
 from txmq.errors import TxmqError
 from txmq.redo import entries, inspect
+from txmq.registry.cluster_metadata import Candidate, Leadership, Registry, Standing, TopicMap
 from txmq.registry.embedded import EmbeddedRegistry
-from txmq.registry.port import Candidate, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0

@@ -16,8 +16,8 @@ from txmq.broker.verbs.cluster.anchors import find_anchor
 from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError
 from txmq.model import TopicConfig
 from txmq.redo import entries
+from txmq.registry.cluster_metadata import DeletedTopic, HomeEntry, PlacedTopic, TopicMap
 from txmq.registry.embedded import EmbeddedRegistry
-from txmq.registry.port import DeletedTopic, Home, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
 
 from ...support import node, values
@@ -155,7 +155,7 @@ def test_name_is_free_when_all_homes_have_dropped_the_topic() -> None:
 
 
 def test_spread_prefers_homes_with_few_partitions() -> None:
-    homes = [Home(home, "", 1, "address" if home < 4 else None) for home in (1, 2, 3, 4)]
+    homes = [HomeEntry(home, "", 1, "address" if home < 4 else None) for home in (1, 2, 3, 4)]
     room = Room([placed("a", 1, 1, 1), placed("b", 2, 2)], homes, 3)
     assert room.spread((), 4, 100) == (3, 2, 1, 3)
     assert room.spread((3, 3), 2, 100) == (2, 1)

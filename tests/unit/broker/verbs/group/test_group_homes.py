@@ -12,8 +12,8 @@ from tools.images.node import Node
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.view import ClusterView
 from txmq.model import TopicConfig, TopicPartition
-from txmq.registry.assignment import STRATEGIES
-from txmq.registry.port import PlacedTopic
+from txmq.registry.assignors import ASSIGNORS
+from txmq.registry.cluster_metadata import PlacedTopic
 from txmq.registry.topics import Topic
 
 
@@ -94,7 +94,7 @@ def test_a_second_member_takes_half_and_no_more_moves(owners: tuple[int, ...]) -
 def test_other_strategies_assign_as_one_broker_would(strategy: str) -> None:
     nodes = homes(1, 2, 1, 3, 2, 1, 1)
     consumers = [Everywhere(nodes, name, strategy=strategy) for name in ("one", "two", "three")]
-    owners = STRATEGIES[strategy]({name: ["a"] for name in ("one", "two", "three")}, {"a": 7}, {})
+    owners = ASSIGNORS[strategy]({name: ["a"] for name in ("one", "two", "three")}, {"a": 7}, {})
     expected = [{slot for slot, owner in owners.items() if owner == name} for name in ("one", "two", "three")]
     assert settled(*consumers) == expected
 

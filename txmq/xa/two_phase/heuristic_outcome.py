@@ -1,4 +1,4 @@
-"""The meaning of a database's answer about a decided XA branch. No I/O.
+"""Whether a decided XA branch has a heuristic outcome: the meaning of its database's answer. No I/O.
 
 ======================  =============  ======================================================
 the database's answer   marker         verdict

@@ -1,5 +1,4 @@
-"""SQLiteWriterQueue of the writers to one SQLite file: an end wakes one that waits, every end gives the turn back, none
-is needed."""
+"""The queue of writers to one SQLite file: an end wakes a waiter, every end gives the lease back, none is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import pytest
 from txmq.errors import HeuristicError, RolledBackError
 from txmq.runtime.strands import Host
 from txmq.runtime.threads import Signal
-from txmq.xa.database.sqlite_turns import SQLiteWriterQueue, Turn
+from txmq.xa.database.sqlite_writer_queue import SQLiteWriterQueue, WriterLease
 from txmq.xa.last_resource import resource as last_resource
 
 from ..support import LastResourceFixture
@@ -31,16 +30,16 @@ class Watched(SQLiteWriterQueue):
         super().__init__()
         self.asked = Event()
 
-    def take(self, timeout_s: float) -> Turn | None:
+    def take(self, timeout_s: float) -> WriterLease | None:
         self.asked.set()
         return super().take(timeout_s)
 
 
-def is_free(turns: SQLiteWriterQueue) -> bool:
-    turn = turns.take(0.0)
-    if turn is not None:
-        turn.release()
-    return turn is not None
+def is_free(writers: SQLiteWriterQueue) -> bool:
+    lease = writers.take(0.0)
+    if lease is not None:
+        lease.release()
+    return lease is not None
 
 
 def traced(world: LastResourceFixture, said: list[str]) -> Callable[[], Any]:
@@ -59,10 +58,10 @@ def test_who_waits_asks_file_only_when_one_before_has_ended(world: LastResourceF
     said: list[str] = []
     resource = world.new_resource()
     resource._connect = traced(world, said)
-    resource.turns = turns = Watched()
+    resource.writers = writers = Watched()
     with ThreadPoolExecutor(1) as other:
         with world.block(resource=resource):
-            turns.asked.clear()
+            writers.asked.clear()
             said.clear()
 
             def order() -> None:
@@ -70,16 +69,16 @@ def test_who_waits_asks_file_only_when_one_before_has_ended(world: LastResourceF
                     tx.connection(resource).execute("INSERT INTO orders (value) VALUES ('second')")
 
             waiting = other.submit(order)
-            assert turns.asked.wait(DEADLINE_S)
+            assert writers.asked.wait(DEADLINE_S)
             said.append("end of the first")
         waiting.result(DEADLINE_S)
     assert said == ["end of the first", "BEGIN IMMEDIATE"]
-    assert is_free(turns)
+    assert is_free(writers)
 
 
 def test_who_settles_waits_for_its_turn_as_well(world: LastResourceFixture) -> None:
     world.order(b"1")
-    turns = world.resource.turns = Watched()
+    writers = world.resource.writers = Watched()
     cluster = f"{world.home.session.cluster:016x}"
 
     def resolve() -> bool:
@@ -92,17 +91,17 @@ def test_who_settles_waits_for_its_turn_as_well(world: LastResourceFixture) -> N
             resolving.close()
 
     said: list[str] = []
-    turn = turns.take(0.0)
-    assert turn is not None
-    turns.asked.clear()
+    lease = writers.take(0.0)
+    assert lease is not None
+    writers.asked.clear()
     with ThreadPoolExecutor(1) as other:
         resolved = other.submit(resolve)
-        assert turns.asked.wait(DEADLINE_S)
-        said.append("end of the turn")
-        turn.release()
+        assert writers.asked.wait(DEADLINE_S)
+        said.append("end of the lease")
+        lease.release()
         resolved.result(DEADLINE_S)
-    assert said == ["settles", "end of the turn", "settled"]
-    assert is_free(turns)
+    assert said == ["settles", "end of the lease", "settled"]
+    assert is_free(writers)
 
 
 def _raise(_tx: Any, _world: LastResourceFixture) -> None:
@@ -135,13 +134,13 @@ def test_every_end_gives_the_turn_back(
 ) -> None:
     try:
         with world.block() as tx:
-            assert not is_free(world.resource.turns)
+            assert not is_free(world.resource.writers)
             body(tx, world)
     except (ZeroDivisionError, sqlite3.Error, RolledBackError, HeuristicError):
         pass
-    assert is_free(world.resource.turns)
+    assert is_free(world.resource.writers)
     world.order(b"next")
-    assert is_free(world.resource.turns)
+    assert is_free(world.resource.writers)
 
 
 def test_a_begin_that_fails_gives_the_turn_back(world: LastResourceFixture) -> None:
@@ -149,13 +148,13 @@ def test_a_begin_that_fails_gives_the_turn_back(world: LastResourceFixture) -> N
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(sqlite3.OperationalError, match="locked"), world.block():
             pass
-    assert is_free(world.resource.turns)
+    assert is_free(world.resource.writers)
 
 
 def test_a_turn_that_is_lost_costs_one_busy_timeout(world: LastResourceFixture) -> None:
-    assert world.resource.turns.take(0.0) is not None
+    assert world.resource.writers.take(0.0) is not None
     world.order(b"waits for the busy timeout, then asks the file")
-    assert is_free(world.resource.turns)
+    assert is_free(world.resource.writers)
     assert world.opened[-1].execute("PRAGMA busy_timeout").fetchone() == (50,)
 
 
@@ -163,7 +162,7 @@ def test_waiter_for_turn_does_not_wait_again_for_file(world: LastResourceFixture
     world.order(b"opens its connection")
     said: list[str] = []
     world.opened[-1].set_trace_callback(said.append)
-    assert world.resource.turns.take(0.0) is not None
+    assert world.resource.writers.take(0.0) is not None
     with world.outside() as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(sqlite3.OperationalError, match="locked"), world.block():
@@ -176,32 +175,32 @@ def test_a_turn_that_is_held_refuses_nobody_who_settles(
 ) -> None:
     world.order(b"1")
     monkeypatch.setattr(last_resource, "RESOLVE_WAIT_S", 0.01)  # the busy timeout of a resolver
-    assert world.resource.turns.take(0.0) is not None
+    assert world.resource.writers.take(0.0) is not None
     resolving = world.resource.open_for_resolver(f"{world.home.session.cluster:016x}")
     assert resolving.table.delete_expired_rolled_back(resolving.connection) == 0
     resolving.close()
 
 
 def test_a_forked_child_begins_its_own_queue() -> None:
-    turns = SQLiteWriterQueue()
-    held = turns.take(0.0)
-    turns.forked()
-    assert is_free(turns)
+    writers = SQLiteWriterQueue()
+    held = writers.take(0.0)
+    writers.forked()
+    assert is_free(writers)
     assert held is not None
     held.release()  # what the parent's thread does there
-    assert is_free(turns)
+    assert is_free(writers)
 
 
 def test_strands_get_the_turn_in_their_order() -> None:
-    turns, order = SQLiteWriterQueue(), list[int]()
+    writers, order = SQLiteWriterQueue(), list[int]()
 
     def write(number: int) -> None:
         for _ in range(2):
-            turn = turns.take(DEADLINE_S)
-            assert turn is not None
+            lease = writers.take(DEADLINE_S)
+            assert lease is not None
             order.append(number)
             Signal().wait(0.001)
-            turn.release()
+            lease.release()
 
     async def main() -> None:
         host = Host()
@@ -210,26 +209,26 @@ def test_strands_get_the_turn_in_their_order() -> None:
 
     asyncio.run(main())
     assert order == [0, 1, 2, 0, 1, 2]
-    assert is_free(turns)
+    assert is_free(writers)
 
 
 def test_cancelled_strand_leaves_the_turn_to_the_next_one() -> None:
-    turns = SQLiteWriterQueue()
+    writers = SQLiteWriterQueue()
 
     async def main() -> None:
         host = Host()
-        held = turns.take(0.0)
+        held = writers.take(0.0)
         assert held is not None
-        tasks = [asyncio.create_task(host.run(lambda: turns.take(DEADLINE_S))) for _ in range(3)]
+        tasks = [asyncio.create_task(host.run(lambda: writers.take(DEADLINE_S))) for _ in range(3)]
         await asyncio.sleep(0.001)
         tasks[0].cancel()
         held.release()
         tasks[1].cancel()
-        turn = await tasks[2]
-        assert turn is not None
-        assert not is_free(turns)
-        turn.release()
+        lease = await tasks[2]
+        assert lease is not None
+        assert not is_free(writers)
+        lease.release()
         await host.close()
 
     asyncio.run(main())
-    assert is_free(turns)
+    assert is_free(writers)

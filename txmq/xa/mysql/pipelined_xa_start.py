@@ -24,7 +24,7 @@ from txmq.runtime.crashpoints import crash_point, is_armed
 JOINED_SIZE_BYTES_MAX: Final = 64 << 10  # of what a packet of any server surely takes
 
 
-class LateStart:
+class PipelinedStart:
     """See the module's docstring. Used by one thread at a time, as the connection is.
 
     Args:

@@ -14,7 +14,7 @@ from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.thread_connection import ThreadConnection
 from txmq.xa.mysql.branch import MySQLBranch
-from txmq.xa.mysql.late_start import JOINED_SIZE_BYTES_MAX, LateStart
+from txmq.xa.mysql.pipelined_xa_start import JOINED_SIZE_BYTES_MAX, PipelinedStart
 from txmq.xa.two_phase.branch import PrepareUnknownError
 
 START = "XA START 'x'"
@@ -82,13 +82,13 @@ def branch_on(connection: Any, given_back: list[Any]) -> MySQLBranch:
     resource: Any = SimpleNamespace(
         name="a", uuid="a" * 32, has_marker=True, clock=SimClock(), give_back=given_back.append
     )
-    return MySQLBranch(resource, session, "00000000000000c1-b1-1-1", 1, is_own=True, starts_late=True)
+    return MySQLBranch(resource, session, "00000000000000c1-b1-1-1", 1, is_own=True, pipelines_start=True)
 
 
 @pytest.mark.parametrize("text", ["INSERT 1", b"INSERT 1", bytearray(b"INSERT 1")])
 def test_first_statement_takes_it_along_and_others_go_alone(text: Any) -> None:
     connection = Connection()
-    LateStart(connection, START)
+    PipelinedStart(connection, START)
     assert connection.texts == []
     for _ in range(2):
         connection.query(text)
@@ -98,14 +98,14 @@ def test_first_statement_takes_it_along_and_others_go_alone(text: Any) -> None:
 
 def test_results_behind_the_first_statement_are_left_to_its_sender() -> None:
     connection = Connection()
-    LateStart(connection, START)
+    PipelinedStart(connection, START)
     connection.query("INSERT 1; INSERT 2")
     assert (connection.unread, connection.next_result(), connection.next_result()) == (1, 0, -1)
 
 
 def test_a_text_that_is_no_statement_is_answered_for_itself() -> None:
     connection = Connection()
-    LateStart(connection, START)
+    PipelinedStart(connection, START)
     connection.answers = 1
     connection.query("-- nothing")
     assert connection.texts[1:] == ["-- nothing"]
@@ -113,14 +113,14 @@ def test_a_text_that_is_no_statement_is_answered_for_itself() -> None:
 
 def test_a_long_text_goes_alone() -> None:
     connection, text = Connection(), "I" * (JOINED_SIZE_BYTES_MAX + 1)
-    LateStart(connection, START)
+    PipelinedStart(connection, START)
     connection.query(text)
     assert connection.texts == [START, text]
 
 
 def test_it_goes_in_front_of_what_is_sent_without_waiting() -> None:
     connection = Connection()
-    late = LateStart(connection, START)
+    late = PipelinedStart(connection, START)
     for _ in range(2):
         late.send_query("SELECT 1")
     assert (connection.texts, connection.asked) == ([START], ["SELECT 1", "SELECT 1"])

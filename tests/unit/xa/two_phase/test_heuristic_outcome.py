@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from txmq.xa.two_phase.branch import Ended
-from txmq.xa.two_phase.verdict import Verdict, verdict
+from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
 
 
 @pytest.mark.parametrize(

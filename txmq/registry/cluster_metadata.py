@@ -1,4 +1,4 @@
-"""The registry as a port: what brokers must agree on.
+"""The metadata of a cluster, and the registry as the port to it: what brokers must agree on.
 
 Two implementations exist, held to one contract (tests/unit/registry/contract.py): ``embedded`` for a broker that is
 alone, ``zookeeper.registry`` for several.
@@ -92,7 +92,7 @@ class Leadership(NamedTuple):
     epoch: int
 
 
-class Home(NamedTuple):
+class HomeEntry(NamedTuple):
     """A home of the cluster. ``address`` is where its leader is reached, None if no leader is known to live.
 
     ``retired``: why its directory is given up as lost for ever; empty if it is not.
@@ -184,7 +184,7 @@ class Registry(Protocol):
             RegistryError: there is no such home.
         """
 
-    def homes(self, listener: Listener | None = None) -> list[Home]:
+    def homes(self, listener: Listener | None = None) -> list[HomeEntry]:
         """All homes, sorted. The listener is called once or more often when that has changed, or may have."""
 
     def reserve_topic_ids(self, count: int, above: int = 0) -> range:

@@ -1,16 +1,16 @@
 """The queue of writers to an SQLite file, among the threads and strands of this process.
 
 Theory of operation. SQLite has one writer a file; the others poll with sleeps of 1 to 100 ms, so the file lies idle
-while all of them sleep. A waiter for a turn here is woken by the one that ends its transaction: 8 threads make about
+while all of them sleep. A waiter for a lease here is woken by the one that ends its transaction: 8 threads make about
 twice the transactions. A strand waits in its loop, and holds no thread while it does. It is a queue and nothing else:
 the file's own lock decides, also between processes, and a waiter that has waited in vain for the connection's busy
 timeout asks SQLite all the same.
 
 Invariants:
-    * nothing is ever refused here, and no turn is needed for what is correct;
-    * a turn is handed to the one that has waited longest: the tasks of a loop would else pass it to themselves;
-    * a turn that is lost (its thread was interrupted just then, or lives in the parent of a fork) costs at most one
-      busy timeout: a thread that began without a turn then has the queue begin anew (``renew``).
+    * nothing is ever refused here, and no lease is needed for what is correct;
+    * a lease is handed to the one that has waited longest: the tasks of a loop would else pass it to themselves;
+    * a lease that is lost (its thread was interrupted just then, or lives in the parent of a fork) costs at most one
+      busy timeout: a thread that began without a lease then has the queue begin anew (``renew``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txmq.runtime.threads import Lock, Signal, watch_forks
 from txmq.xa.database.dbapi import Connection, run
 
 
-class Turn:
+class WriterLease:
     """The right to write: one has it at a time.
 
     Thread safety: any thread, any strand; it may be released in another one than took it.
@@ -54,7 +54,7 @@ class Turn:
         return not self._has_left(mine)
 
     def _has_left(self, mine: Signal) -> bool:
-        """Wait no more; False if the turn was handed over before that."""
+        """Wait no more; False if the lease was handed over before that."""
         with self._lock:
             if mine not in self._waiting:
                 return False
@@ -74,50 +74,50 @@ class Turn:
 class SQLiteWriterQueue:
     """One file's queue; shared by its connections.
 
-    Thread safety: yes. A turn may end in another thread than it began in.
+    Thread safety: yes. A lease may end in another thread than it began in.
     """
 
     def __init__(self) -> None:
-        self._turn = Turn()
+        self._lease = WriterLease()
         watch_forks(self)
 
-    def take(self, timeout_s: float) -> Turn | None:
-        """Wait for a turn; ``release`` what is returned to end it. None if the time was over first."""
-        turn = self._turn
-        return turn if turn.acquire(timeout_s) else None
+    def take(self, timeout_s: float) -> WriterLease | None:
+        """Wait for a lease; ``release`` what is returned to end it. None if the time was over first."""
+        lease = self._lease
+        return lease if lease.acquire(timeout_s) else None
 
     def renew(self) -> None:
-        """Begin anew: a thread wrote without a turn, so the one that holds the turn does not write."""
-        self._turn = Turn()
+        """Begin anew: a thread wrote without a lease, so the one that holds the lease does not write."""
+        self._lease = WriterLease()
 
     forked = renew
 
 
-class WriterTurn(NamedTuple):
+class QueuePlace(NamedTuple):
     """One connection's place in the queue: it waits for as long as it waits for the file's lock."""
 
-    turns: SQLiteWriterQueue
+    queue: SQLiteWriterQueue
     busy_timeout_ms: int
 
-    def begin(self, connection: Connection, statement: str) -> Turn | None:
-        """Wait for a turn and begin a transaction.
+    def begin(self, connection: Connection, statement: str) -> WriterLease | None:
+        """Wait for a lease and begin a transaction.
 
         Returns:
-            The turn, to be released when the transaction has ended; None if it began without one.
+            The lease, to be released when the transaction has ended; None if it began without one.
 
         Raises:
-            Exception: the driver's own, if the file is locked by others; no turn is held then.
+            Exception: the driver's own, if the file is locked by others; no lease is held then.
         """
-        turn = self.turns.take(self.busy_timeout_ms / 1000)
-        if turn is None:
+        lease = self.queue.take(self.busy_timeout_ms / 1000)
+        if lease is None:
             self._begin_now(connection, statement)
             return None
         try:
             run(connection, statement)
         except BaseException:
-            turn.release()
+            lease.release()
             raise
-        return turn
+        return lease
 
     def _begin_now(self, connection: Connection, statement: str) -> None:
         """The busy timeout is over: ask the file once."""
@@ -126,4 +126,4 @@ class WriterTurn(NamedTuple):
             run(connection, statement)
         finally:
             run(connection, f"PRAGMA busy_timeout = {self.busy_timeout_ms}")
-        self.turns.renew()
+        self.queue.renew()

@@ -91,7 +91,7 @@ class Client(Protocol):
         """A connection to the broker."""
 
 
-class Home(Client, Protocol):
+class HomeClient(Client, Protocol):
     """One home of a client."""
 
     def look(self) -> None:
@@ -108,13 +108,13 @@ class Homes(Protocol):
     def is_lone(self) -> bool:
         """Whether there is one broker, without a registry."""
 
-    def link_of_home(self, home: int) -> Home:
+    def link_of_home(self, home: int) -> HomeClient:
         """The home in a transaction's id; a lone broker answers for every home."""
 
-    def links(self) -> Sequence[Home]:
+    def links(self) -> Sequence[HomeClient]:
         """All that are known."""
 
-    def all_links(self) -> Sequence[Home]:
+    def all_links(self) -> Sequence[HomeClient]:
         """All that there are; raises TxmqError if that cannot be known now."""
 
 
@@ -126,7 +126,7 @@ class RoutedClient(Client, Protocol):
         """Its homes."""
 
 
-def home_of(homes: Homes, txid: str) -> Home:
+def home_of(homes: Homes, txid: str) -> HomeClient:
     """The home that answers for a transaction; any of them if that is no id of ours."""
     try:
         home = TxId.parse(txid).home

@@ -1,4 +1,4 @@
-"""Assignment strategies: properties of all of them, and of each."""
+"""Assignors: properties of all of them, and of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.model import TopicPartition
-from txmq.registry.assignment import STRATEGIES, Owners, exclusive, range_, round_robin, sticky
+from txmq.registry.assignors import ASSIGNORS, Owners, exclusive, range_, round_robin, sticky
 
 from ...growth import growth
 
@@ -20,7 +20,7 @@ PARTITIONS = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 12))
 MEMBERS = st.dictionaries(NAMES, st.lists(st.sampled_from(TOPICS), unique=True))
 SAME_WISH = st.sets(NAMES, min_size=1).map(lambda names: dict.fromkeys(names, TOPICS))
 CURRENT = st.dictionaries(st.tuples(st.sampled_from(TOPICS), st.integers(0, 15)), NAMES)
-EACH = pytest.mark.parametrize("name", STRATEGIES)
+EACH = pytest.mark.parametrize("name", ASSIGNORS)
 
 
 def loads(owners: Owners, members: Iterable[str]) -> list[int]:
@@ -37,7 +37,7 @@ def test_each_wanted_partition_has_one_owner_who_wants_it(
 ) -> None:
     wanted = {topic for topics in members.values() for topic in topics}
     slots = {(t, n) for t, count in partitions.items() if t in wanted for n in range(count)}
-    for name, strategy in STRATEGIES.items():
+    for name, strategy in ASSIGNORS.items():
         owners = strategy(members, partitions, current)
         assert owners.keys() == slots, name
         assert all(topic in members[owner] for (topic, _), owner in owners.items()), name
@@ -51,7 +51,7 @@ def test_the_order_in_which_facts_are_told_does_not_matter(
     turned_members, turned_partitions, turned_current = (
         dict(reversed(members.items())), dict(reversed(partitions.items())), dict(reversed(current.items()))
     )  # fmt: skip
-    for name, strategy in STRATEGIES.items():
+    for name, strategy in ASSIGNORS.items():
         expected = strategy(members, partitions, current)
         assert strategy(turned_members, turned_partitions, turned_current) == expected, name
 
@@ -144,7 +144,7 @@ def test_owner_of_everything_keeps_it_and_gets_new_partitions(
 def test_who_leaves_a_ring_moves_only_what_he_had(
     members: dict[str, tuple[str, ...]], partitions: dict[str, int], gone: str
 ) -> None:
-    ring = STRATEGIES["consistent-hash"]
+    ring = ASSIGNORS["consistent-hash"]
     before = ring(members, partitions, {})
     members.pop(gone, None)
     after = ring(members, partitions, {})
@@ -155,7 +155,7 @@ def test_who_leaves_a_ring_moves_only_what_he_had(
 @pytest.mark.parametrize(("partitions", "members"), [(10, 3), (10, 4), (3, 10)])
 def test_every_partition_of_metaqs_own_cases_is_consumed(name: str, partitions: int, members: int) -> None:
     group = {f"m{number}": ("a",) for number in range(members)}
-    owners = STRATEGIES[name](group, {"a": partitions}, {})
+    owners = ASSIGNORS[name](group, {"a": partitions}, {})
     assert len(owners) == partitions
     if name == "exclusive":
         assert loads(owners, group)[0] == partitions
@@ -169,6 +169,6 @@ def test_cost_of_many_topics_grows_with_them_alone(name: str) -> None:
         wanted = tuple(f"t{number:04}" for number in range(topics))
         members, partitions = {f"m{number:02}": wanted for number in range(20)}, dict.fromkeys(wanted, 1)
         current = dict.fromkeys(((topic, 0) for topic in wanted), "m00")
-        return lambda: STRATEGIES[name](members, partitions, current)
+        return lambda: ASSIGNORS[name](members, partitions, current)
 
     assert growth(joining, 50, 800) < 4

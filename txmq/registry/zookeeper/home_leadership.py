@@ -20,7 +20,15 @@ from txmq.errors import (
     RegistryError,
 )
 from txmq.model import is_valid_name
-from txmq.registry.port import NOTHING_BROUGHT, Brought, Candidate, Home, Leadership, Listener, Standing
+from txmq.registry.cluster_metadata import (
+    NOTHING_BROUGHT,
+    Brought,
+    Candidate,
+    HomeEntry,
+    Leadership,
+    Listener,
+    Standing,
+)
 from txmq.registry.zookeeper import layout
 from txmq.registry.zookeeper.layout import AccessHead, HomeState, Leader
 from txmq.registry.zookeeper.nodes import Listeners, Nodes
@@ -176,12 +184,12 @@ class HomeNodes(Nodes):
             [Check(path, stat.version), *former, Create(leader, wanted, is_ephemeral=True, is_public=True)]
         )
 
-    def homes(self, listener: Listener | None = None) -> list[Home]:
+    def homes(self, listener: Listener | None = None) -> list[HomeEntry]:
         """See ``Registry``."""
         self._home_listeners.add(listener)
         return self._attempts.run(self._homes)
 
-    def _homes(self) -> list[Home]:
+    def _homes(self) -> list[HomeEntry]:
         names = self._home_listeners.read(self._paths.homes, self._session.children)
         numbers = [layout.decode_home(self._paths.homes, name.encode()) for name in names]
         for number in numbers:
@@ -191,13 +199,13 @@ class HomeNodes(Nodes):
         states = self._session.get_many([self._paths.state(number) for number in numbers])
         return [self._home(*each) for each in zip(numbers, states, leaders, strict=True)]
 
-    def _home(self, number: int, state: Node | None, leader: Node | None) -> Home:
+    def _home(self, number: int, state: Node | None, leader: Node | None) -> HomeEntry:
         if state is None:
             raise NoNodeError(self._paths.state(number))
         epoch, incarnation, name, retired = layout.decode_state(self._paths.state(number), state.value)
         led = None if leader is None else layout.decode_leader(self._paths.leader(number), leader.value)
         address = led.address if led is not None and led.incarnation == incarnation else None
-        return Home(number, name, epoch, address, retired)
+        return HomeEntry(number, name, epoch, address, retired)
 
     def _leader(self, home: int) -> Leader | None:
         path = self._paths.leader(home)

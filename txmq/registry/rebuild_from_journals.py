@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from txmq.errors import RegistryError
 from txmq.registry.access import Access
-from txmq.registry.port import PlacedTopic, parse_home
+from txmq.registry.cluster_metadata import PlacedTopic, parse_home
 
 FORMAT: Final = 1
 

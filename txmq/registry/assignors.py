@@ -1,11 +1,10 @@
-"""Assignment of a group's partitions to its members: pure functions, used by the broker's coordinator and by
-ZooKeeper clients.
+"""Assignors: which member of a group gets which partition. Pure functions, called by the group's coordinator.
 
-A strategy gets the members with the topics they want, the partitions there are, and their current owners; it answers
+An assignor gets the members with the topics they want, the partitions there are, and their current owners; it answers
 one owner a partition. Its result depends on nothing else, so that every process that computes it from the same facts
 reaches the same result.
 
-Invariants of every strategy:
+Invariants of every assignor:
     * each partition of a subscribed topic has exactly one owner, which subscribed to it; surplus members have none;
     * partitions of topics without a subscriber have none.
 
@@ -34,7 +33,7 @@ from txmq.model import TopicPartition
 
 Members = Mapping[str, Sequence[str]]  # member -> the topics it wants
 Owners = dict[TopicPartition, str]
-Strategy = Callable[[Members, Mapping[str, int], Mapping[TopicPartition, str]], Owners]
+Assignor = Callable[[Members, Mapping[str, int], Mapping[TopicPartition, str]], Owners]
 
 _POINTS_PER_MEMBER = 100  # shares of 10 members then differ by about a tenth
 
@@ -223,7 +222,7 @@ def _hash(text: str) -> int:
     return (crc * crc) >> 16 & 0xFFFFFFFF
 
 
-STRATEGIES: Mapping[str, Strategy] = {
+ASSIGNORS: Mapping[str, Assignor] = {
     "range": range_,
     "round-robin": round_robin,
     "consistent-hash": consistent_hash,
