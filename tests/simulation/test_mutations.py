@@ -39,8 +39,8 @@ ANSWER_BEFORE_SYNC: Edits = (
 CHECKPOINT_BEFORE_APPLY: Edits = (("first is not None and first.end_lsn <= pending.lsn", "False"),)
 NO_SYNC_UNDER_LOAD: Edits = (
     (
-        "self._sync_due.is_due(now, self._unstable[-1])",
-        "(self._sync_due.is_due(now, self._unstable[-1]) and self._core.next_group() is None)",
+        "self._sync_schedule.is_due(now, self._unstable[-1])",
+        "(self._sync_schedule.is_due(now, self._unstable[-1]) and self._core.next_group() is None)",
     ),
 )
 

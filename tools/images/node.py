@@ -16,11 +16,11 @@ from typing import NamedTuple
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.view import ClusterView
-from txmq.broker.commit.commit_delay import WAIT_S
+from txmq.broker.commit.data_directory import PendingCheckpoint, Recovered, open_store
+from txmq.broker.commit.journal_schedule import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
 from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Part, Step
-from txmq.broker.commit.store import PendingCheckpoint, Recovered, open_store
 from txmq.broker.core import Core
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings

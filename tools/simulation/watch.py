@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tools.images.node import Node
-from txmq.broker.commit.checkpointing import RETRY_S
+from txmq.broker.commit.checkpointer import RETRY_S
 from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.journal_schedule import BACKGROUND_SYNC_MS
 from txmq.broker.commit.pipeline import MARK_BUSY_S
 from txmq.broker.commit.steps import Append, Mark, Step
-from txmq.broker.commit.sync_due import BACKGROUND_SYNC_MS
 from txmq.config import BrokerSettings
 
 from .world import Simulation, Violation

@@ -18,7 +18,7 @@ from tools.images.script import Script
 from tools.images.scripts import SCRIPTS
 from tools.simulated.disk import SimDisk
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.commit.store import open_store
+from txmq.broker.commit.data_directory import open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.server import Server

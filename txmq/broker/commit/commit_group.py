@@ -66,7 +66,8 @@ class CommitGroup:
         waiters: answers released when the record is durable.
         needs_sync: True if some answer needs the sync whatever ``sync`` says.
         is_awaited: True if a reader came after its seal that waits for it, or for an older one.
-        patient: how many of its requests, with one item and one waiter each, may wait for company (``commit_delay``).
+        patient: how many of its requests, with one item and one waiter each, may wait for others
+            (``journal_schedule``).
         waiting_reads: reads that wait until it is in the partition files (``Context.unapplied``).
         ended_barriers: messages that readers may see once the record is synced (``visibility``).
         branch_parts: parts of other homes' transactions that it places: those homes are told once it is durable.

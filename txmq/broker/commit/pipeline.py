@@ -36,10 +36,10 @@ Invariants:
     * a checkpoint holds what stable, applied groups made, and nothing else;
     * no other step is in the journal while ``Sync`` is, but appends by the loop, of groups that need no sync and for
       which the file has room;
-    * liveness: what is due goes before the next group (release, mark, sync), so that no load starves it; ``sync_due``
-      says when a sync is, a mark is at the latest ``MARK_BUSY_S`` after the last one;
+    * liveness: what is due goes before the next group (release, mark, sync), so that no load starves it. A sync is
+      when ``journal_schedule`` says so, a mark at the latest ``MARK_BUSY_S`` after the last one;
     * a step that failed is the last one, except a checkpoint that lacks space or descriptors: the older one and the
-      journal after it are whole, and it is tried again ``checkpointing.RETRY_S`` later; and a step that could not
+      journal after it are whole, and it is tried again ``checkpointer.RETRY_S`` later; and a step that could not
       begin or recycle a file of the journal: it is handed out again ``JOURNAL_RETRY_S`` later, before any other there.
 """
 
@@ -49,10 +49,10 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from txmq.broker.commit.checkpointing import Checkpointing
-from txmq.broker.commit.commit_delay import CommitDelay
+from txmq.broker.commit.checkpointer import Checkpointer
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.journal_thread import JournalThread
+from txmq.broker.commit.data_directory import PendingCheckpoint, Store, is_lacking
+from txmq.broker.commit.journal_schedule import CommitDelay, JournalThread, SyncSchedule
 from txmq.broker.commit.steps import (
     LOOP,
     Append,
@@ -66,8 +66,6 @@ from txmq.broker.commit.steps import (
     StepThread,
     Sync,
 )
-from txmq.broker.commit.store import PendingCheckpoint, Store, is_lacking
-from txmq.broker.commit.sync_due import SyncDue
 from txmq.broker.commit.upkeep import Upkeep
 from txmq.config import BrokerSettings
 from txmq.model import Lsn
@@ -116,7 +114,7 @@ class CommitPipeline:
         "_stable_bytes",
         "_stable_runs",
         "_store",
-        "_sync_due",
+        "_sync_schedule",
         "_sync_step",
         "_unstable",
         "_upkeep",
@@ -134,7 +132,7 @@ class CommitPipeline:
         self._journal_step: JournalStep | None = None
         self._sync_step: Sync | None = None
         self._unstable: deque[CommitGroup] = deque()  # sealed, oldest first
-        self._sync_due = SyncDue(settings)
+        self._sync_schedule = SyncSchedule(settings)
         self._is_mark_wanted = False
         self._stable: list[CommitGroup] = []  # answered, to be applied
         self._stable_bytes = self._stable_runs = 0
@@ -145,7 +143,7 @@ class CommitPipeline:
         self._look_at = 0.0  # see ``_next_due``
         self._checkpoint_due_lsn = store.checkpoint_due_lsn
         self._is_marked = False  # the recovered tail is not
-        self._checkpoints = Checkpointing(core, store, settings, clock)
+        self._checkpoints = Checkpointer(core, store, settings, clock)
         self._last_write_at = now = clock.monotonic()
         self._mark_at = now + MARK_BUSY_S
 
@@ -197,7 +195,7 @@ class CommitPipeline:
         mark_at = min(self._mark_at, self._last_write_at + self._settings.mark_idle_ms / 1000)
         return min(
             self._upkeep.look_at,
-            self._sync_due.at,
+            self._sync_schedule.at,
             self._checkpoints.look_at,
             inf if self._is_marked else mark_at,
         )
@@ -206,7 +204,7 @@ class CommitPipeline:
         """When time alone makes a step due that a tick every 50 ms would be late for; infinite if nothing waits."""
         if self._journal_step is not None or self._sync_step is not None or self.has_failed:
             return inf
-        delayable_until, sync_due_at = self._commit_delay.until, self._sync_due.at
+        delayable_until, sync_due_at = self._commit_delay.until, self._sync_schedule.at
         return delayable_until if delayable_until < sync_due_at else sync_due_at
 
     @property
@@ -237,7 +235,7 @@ class CommitPipeline:
 
     def want_sync(self) -> None:
         """Sync as soon as the journal is free."""
-        self._sync_due.is_wanted, self._look_at = bool(self._unstable), 0.0
+        self._sync_schedule.is_wanted, self._look_at = bool(self._unstable), 0.0
 
     def want_checkpoint(self) -> None:
         """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off."""
@@ -302,8 +300,8 @@ class CommitPipeline:
             self._journal_step = release
         elif self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
             self._journal_step = Mark(self._store)
-        elif self._unstable and (self.is_stopping or self._sync_due.is_due(now, self._unstable[-1])):
-            self._sync_due.began()
+        elif self._unstable and (self.is_stopping or self._sync_schedule.is_due(now, self._unstable[-1])):
+            self._sync_schedule.began()
             self._sync_step = Sync(self._store, self._clock)
             return self._sync_step
         return self._journal_step
@@ -322,7 +320,9 @@ class CommitPipeline:
         syncs = not self._answers_before_sync or group.needs_sync
         thread = self.journal_thread.choose(group.size_bytes, syncs, self._checkpoints.pending is not None)
         if self._sync_step is not None and (
-            syncs or thread is not LOOP or not self._sync_due.may_follow(self._unstable[-1] if self._unstable else None)
+            syncs
+            or thread is not LOOP
+            or not self._sync_schedule.may_follow(self._unstable[-1] if self._unstable else None)
         ):
             return None
         self._commit_delay.until = inf
@@ -358,9 +358,9 @@ class CommitPipeline:
             self._checkpoints.pin()
         if not step.syncs:
             self._core.written(group)
-            self._sync_due.written(group, now)
-            is_due = self._sync_due.is_due(now, group)
-            self._look_at = 0.0 if is_due else min(self._look_at, self._sync_due.at)
+            self._sync_schedule.written(group, now)
+            is_due = self._sync_schedule.is_due(now, group)
+            self._look_at = 0.0 if is_due else min(self._look_at, self._sync_schedule.at)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class CommitPipeline:
             self._stable_bytes += group.size_bytes
             self._stable_runs += len(group.placed)
         if is_all or not unstable:
-            self._sync_due.began()
+            self._sync_schedule.began()
 
     # --- partition files ---------------------------------------------------------------------------------------------
 

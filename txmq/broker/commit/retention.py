@@ -1,6 +1,7 @@
 """Retention: segments that are too old, or too many, leave the log.
 
-The new log start is journaled first; the files go when that record is durable (``CommitGroup.unlinked``, ``store``).
+The new log start is journaled first; the files go when that record is durable (``CommitGroup.unlinked``,
+``data_directory``).
 
 Theory of operation. What a clock that is wrong has removed does not come back. A broker that was started with a clock
 years ahead follows the corrected one at half the speed of time (``runtime/steady_clock.py``), so for years; messages

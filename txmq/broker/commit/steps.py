@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.store import PendingCheckpoint, Store
+from txmq.broker.commit.data_directory import PendingCheckpoint, Store
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 

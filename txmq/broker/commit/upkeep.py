@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from txmq.broker.commit.data_directory import Store
 from txmq.broker.commit.steps import Prepare, Remove, Step
-from txmq.broker.commit.store import Store
 
 CHECK_S: Final = 0.05
 RETRY_S: Final = 1.0

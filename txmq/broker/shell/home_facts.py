@@ -5,7 +5,7 @@ The journal gets the record of a start that no registry answered, as a broker's 
 
 from __future__ import annotations
 
-from txmq.broker.commit.store import open_store
+from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.joining import draw_incarnation
 from txmq.broker.state.access.records import Secrets, records_of
 from txmq.broker.state.state import State

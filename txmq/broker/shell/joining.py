@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
-from txmq.broker.commit.store import Recovered
+from txmq.broker.commit.data_directory import Recovered
 from txmq.broker.shell.bringing_users import UsersOfHome, take_users, users_of
 from txmq.config import BrokerSettings
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError

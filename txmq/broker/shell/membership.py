@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from txmq.addresses import parse_ensemble, without_secret
-from txmq.broker.commit.store import Recovered
+from txmq.broker.commit.data_directory import Recovered
 from txmq.broker.shell import joining
 from txmq.broker.shell.joining import Connected, Entered
 from txmq.broker.shell.registry_worker import IN_USE_SESSIONS, RegistryWorker

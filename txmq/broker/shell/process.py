@@ -13,7 +13,7 @@ from typing import Any
 
 from txmq.addresses import TlsFiles, join_address, split_address
 from txmq.broker.cluster.view import ClusterView
-from txmq.broker.commit.store import Recovered, is_lacking, open_store
+from txmq.broker.commit.data_directory import Recovered, is_lacking, open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.first_administrator import introduce
 from txmq.broker.shell.membership import Membership

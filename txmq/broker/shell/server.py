@@ -3,8 +3,8 @@
 One event loop (uvloop if it is installed). The requests of one read go through the core at once. Their group is
 committed at the end of the loop's iteration, together with the requests of other connections
 (``commit/pipeline.py`` says in which steps; this module runs them). ``Step.thread`` names the thread: the loop itself,
-the one that writes the journal (``commit/journal_thread.py`` chooses between these two), the one that writes partition
-files, or the one for checkpoints and upkeep.
+the one that writes the journal (``commit/journal_schedule.py`` chooses between these two), the one that writes
+partition files, or the one for checkpoints and upkeep.
 
 Invariants:
     * an answer is handed to the socket when the pipeline has released it, before the next step;
@@ -27,10 +27,10 @@ from math import inf
 from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.commit.data_directory import Store
 from txmq.broker.commit.pipeline import CommitPipeline
 from txmq.broker.commit.retention import DIFFERS_MS, RetentionClock, retire
 from txmq.broker.commit.steps import LOOP, Step, StepThread
-from txmq.broker.commit.store import Store
 from txmq.broker.context import Read
 from txmq.broker.core import Core
 from txmq.broker.shell.admission import Admission

@@ -89,7 +89,7 @@ def commit_in_order(
     What is decided here, and held nobody up before, is answered at once; its messages queue from now on.
 
     Args:
-        is_delayable: no caller waits for it: it need not be forced alone (``commit_delay``).
+        is_delayable: no caller waits for it: it need not be forced alone (``commit/journal_schedule``).
     """
     if context.state.order.in_common and _takes_its_turn_now(context, transaction):
         meta = {**transaction.meta, "floor": floor, "decided_ms": context.now_ms}

@@ -10,10 +10,10 @@ import pytest
 from tools.images.node import Node, small_settings
 from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
+from txmq.broker.commit.journal_schedule import UNSYNCED_BYTES_MAX
 from txmq.broker.commit.pipeline import MARK_BUSY_S
 from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Mark, Release, Remove, Step
-from txmq.broker.commit.sync_due import UNSYNCED_BYTES_MAX
 
 STEP_S = 0.005  # simulated
 STEPS = 600

@@ -12,7 +12,7 @@ from tools.images.node import Node, small_settings
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
-from txmq.broker.commit.store import open_store
+from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.bringing_users import take_users, users_of
 from txmq.broker.shell.first_administrator import content_of
 from txmq.broker.shell.joining import Entered, draw_incarnation, enter, member, take_cluster

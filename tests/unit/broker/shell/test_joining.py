@@ -11,7 +11,7 @@ from tools.images.node import Node, small_settings
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
-from txmq.broker.commit.store import Recovered, open_store
+from txmq.broker.commit.data_directory import Recovered, open_store
 from txmq.broker.shell.joining import (
     RETRY_S,
     draw_incarnation,

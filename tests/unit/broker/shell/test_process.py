@@ -11,7 +11,7 @@ from tools.images.node import Node
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.file import Kind, SimFile
-from txmq.broker.commit.store import open_store
+from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.process import ROOM_RETRY_S, _when_there_is_room
 
 from ..support import node, put, values

@@ -15,8 +15,8 @@ import uvloop
 
 from tools.images.requests import batch
 from tools.simulated.clock import SimClock
+from txmq.broker.commit.data_directory import open_store
 from txmq.broker.commit.steps import StepThread
-from txmq.broker.commit.store import open_store
 from txmq.broker.core import Core
 from txmq.broker.shell.server import CLOSED_A_TURN, Server
 from txmq.config import BrokerSettings

@@ -10,8 +10,8 @@ The order journal, sync, reply is the commit pipeline's (``commit/pipeline.py``)
 
 Checkpoint at lsn L: the state as of the group that ended at L; taken when that group was sealed, written when it was
 applied and every file it touched was synced. Payloads of unsettled transactions move to one file, ``prepared/<lsn>``,
-and are referenced from then on (``commit/payloads.py``). The journal is released up to the older of the two kept
-checkpoints, and a payload file goes when neither refers to it, so that recovery may fall back to the older one.
+and are referenced from then on (``commit/prepared_payloads.py``). The journal is released up to the older of the two
+kept checkpoints, and a payload file goes when neither refers to it, so that recovery may fall back to the older one.
 
 Invariants:
     * partition bytes are written only after their record is forced (``apply``), or again from it (``recover``);
@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from txmq.broker.commit.checkpoint_restore import restore
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.commit.payloads import PayloadFiles
+from txmq.broker.commit.prepared_payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
+from txmq.broker.commit.redo_segments import RedoSegments
 from txmq.broker.commit.removals import Removals
-from txmq.broker.commit.restoring import restore
-from txmq.broker.commit.rewriting import Rewriting
 from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State, new_state
@@ -314,7 +314,7 @@ class _Opening:
         self._state = new_state(settings, self._node.node_id)
         self._touched: dict[Partition, None] = {}
         self._redoing = Redo(self._state, self._rewrite, self._touched)
-        self._rewriting = Rewriting(self._files)
+        self._redo_segments = RedoSegments(self._files)
         self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
         self._notes: list[str] = []
         self._records = self._bytes = 0
@@ -326,7 +326,7 @@ class _Opening:
             undone.callback(self._files.close)
             journal = self._recover_journal()
             undone.callback(journal.close)
-            self._rewriting.finish()
+            self._redo_segments.finish()
             recovered = self._recovered(journal, lock, drawn, incarnation)
             undone.pop_all()
             return recovered
@@ -380,7 +380,7 @@ class _Opening:
         path = partition.segment_path(segment_base)
         if path not in self._rewritten:
             self._rewritten[path] = position == 0 or self._disk.exists(path)
-        self._rewriting.write(path, position, data)
+        self._redo_segments.write(path, position, data)
 
     def _clean_up(self, store: Store) -> None:
         """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""

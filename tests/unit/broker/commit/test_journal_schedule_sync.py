@@ -6,7 +6,7 @@ import pytest
 
 from tools.images.node import Client, Node
 from tools.images.requests import batch
-from txmq.broker.commit import sync_due
+from txmq.broker.commit import journal_schedule
 from txmq.broker.commit.steps import Append, Apply, Mark, Sync
 from txmq.config import BrokerSettings
 from txmq.log import records
@@ -215,8 +215,8 @@ def test_a_mark_is_not_starved_by_syncs_for_readers() -> None:
 
 
 def test_bytes_that_wait_for_a_sync_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_due, "UNSYNCED_BYTES_MAX", 100)
-    due, broker = sync_due.SyncDue(BrokerSettings(sync="never")), relaxed()
+    monkeypatch.setattr(journal_schedule, "UNSYNCED_BYTES_MAX", 100)
+    due, broker = journal_schedule.SyncSchedule(BrokerSettings(sync="never")), relaxed()
     broker.session().send("put", "a", 0, body=batch(bytes(200)))
     group = broker.core.seal()
     assert not due.is_due(0.0, group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.broker.commit.payloads import PayloadFiles
+from txmq.broker.commit.prepared_payloads import PayloadFiles
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.spark_queries import Queries

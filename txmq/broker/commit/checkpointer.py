@@ -12,8 +12,8 @@ import enum
 from typing import TYPE_CHECKING, Final
 
 from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.data_directory import PendingCheckpoint, Store
 from txmq.broker.commit.steps import Checkpoint, Release
-from txmq.broker.commit.store import PendingCheckpoint, Store
 from txmq.config import BrokerSettings
 from txmq.runtime.ports import Clock
 
@@ -31,7 +31,7 @@ class _Phase(enum.Enum):
     WRITTEN = "it is durable, the journal before it is not released"
 
 
-class Checkpointing:
+class Checkpointer:
     """See the module's docstring.
 
     Attributes:

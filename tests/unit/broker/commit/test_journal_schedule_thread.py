@@ -1,10 +1,10 @@
-"""``journal_thread``: the loop writes and syncs what is small and fast, the writer thread everything else."""
+"""``JournalThread``: the loop writes and syncs what is small and fast, the writer thread everything else."""
 
 from __future__ import annotations
 
 import pytest
 
-from txmq.broker.commit.journal_thread import LOOP_WRITE_SIZE_BYTES, JournalThread
+from txmq.broker.commit.journal_schedule import LOOP_WRITE_SIZE_BYTES, JournalThread
 from txmq.broker.commit.steps import StepThread
 
 from ..support import node

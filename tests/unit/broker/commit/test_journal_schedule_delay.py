@@ -9,7 +9,7 @@ import pytest
 from tools.images.homes import HomeNode
 from tools.images.node import Client, Node
 from tools.images.requests import UUID, batch, part
-from txmq.broker.commit.commit_delay import WAIT_S, CommitDelay
+from txmq.broker.commit.journal_schedule import WAIT_S, CommitDelay
 
 from ..homes_support import prepare_branch, two_homes
 from ..support import node, prepare, values

@@ -21,7 +21,7 @@ from txmq.runtime.ports import Buffer
 GATHERED_BYTES_MAX: Final = 64 << 20  # as much as there is journal between two checkpoints, by default
 
 
-class Rewriting:
+class RedoSegments:
     """See the module's docstring. ``finish`` must be called at the end."""
 
     def __init__(self, files: FileCache) -> None:
