@@ -22,8 +22,8 @@ from tools.simulation.threads import required_task
 from txmq.aio import Transaction
 from txmq.broker.context import Context
 from txmq.broker.verbs import get
-from txmq.broker.verbs.access import changes
-from txmq.broker.verbs.access.changes import journal
+from txmq.broker.verbs.access import access_changes
+from txmq.broker.verbs.access.access_changes import journal
 from txmq.redo import entries
 from txmq.runtime import workers
 
@@ -108,7 +108,7 @@ def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.Mon
         else:
             journal(context, kind, fields)
 
-    monkeypatch.setattr(changes, "journal", forgetful)
+    monkeypatch.setattr(access_changes, "journal", forgetful)
     _caught("U1", first=5, users=True)
 
 

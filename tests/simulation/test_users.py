@@ -17,12 +17,12 @@ from tools.simulation.run import simulate
 from txmq.broker import core
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.shell.registry_worker import RegistryWorker, _Read
-from txmq.broker.state.access import records
+from txmq.broker.shell.registry_session_loop import RegistrySessionLoop, _Read
+from txmq.broker.state.access import access_records
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import User
-from txmq.broker.verbs.access import asking, auth, changes
-from txmq.broker.verbs.cluster import events
+from txmq.broker.verbs.access import access_changes, auth, authorizer
+from txmq.broker.verbs.cluster import registry_events
 from txmq.errors import OverloadedError
 from txmq.registry.access import Access
 from txmq.runtime.tls import TlsStream
@@ -39,28 +39,28 @@ def _caught(finding: str, *, first: int, then: Iterable[int] = SEEDS) -> None:
 
 def test_home_that_was_down_and_compares_no_users_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came with the registry's word that it leads is left out; it is told of changes from then on."""
-    access_changed = events.access_changed
+    access_changed = registry_events.access_changed
 
     def only_later(context: Context, access: Access | None, *, is_anew: bool = False) -> None:
         if not is_anew:
             access_changed(context, access)
 
-    monkeypatch.setattr(events, "access_changed", only_later)
+    monkeypatch.setattr(registry_events, "access_changed", only_later)
     _caught("which began since", first=6)
 
 
 def test_home_that_stood_still_and_asks_nobody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "doubt_users", lambda _context: False)
+    monkeypatch.setattr(authorizer, "doubt_users", lambda _context: False)
     _caught("which stood still until then", first=6)
 
 
 def test_new_user_on_the_removed_ones_connection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    user = records._user
+    user = access_records._user
 
     def nameless(name: str, record: Mapping[str, Any]) -> User:
         return user(name, {**record, "made": 0})
 
-    monkeypatch.setattr(records, "_user", nameless)
+    monkeypatch.setattr(access_records, "_user", nameless)
     _caught("U1", first=41, then=REMOVED_ONES)
 
 
@@ -71,23 +71,23 @@ def test_permissions_that_outlive_a_revocation_are_caught(monkeypatch: pytest.Mo
             known = client.permissions = Permissions(principals.speaker(client.user), principals.version)
         return known
 
-    monkeypatch.setattr(asking, "permissions_of", kept)
+    monkeypatch.setattr(authorizer, "permissions_of", kept)
     _caught("U1", first=17)
 
 
 def test_connections_that_a_removed_user_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is another user of that name later, and the connection speaks for him."""
-    monkeypatch.setattr(changes, "log_out", lambda _context, _user: None)
+    monkeypatch.setattr(access_changes, "log_out", lambda _context, _user: None)
     _caught("U1", first=8)
 
 
 def test_home_without_a_watch_on_users_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = RegistryWorker._listener
+    listener = RegistrySessionLoop._listener
 
-    def deaf(worker: RegistryWorker, what: _Read) -> Callable[[], None] | None:
+    def deaf(worker: RegistrySessionLoop, what: _Read) -> Callable[[], None] | None:
         return None if what is _Read.ACCESS else listener(worker, what)
 
-    monkeypatch.setattr(RegistryWorker, "_listener", deaf)
+    monkeypatch.setattr(RegistrySessionLoop, "_listener", deaf)
     _caught("which hears", first=7)
 
 
@@ -112,7 +112,7 @@ def test_certificate_that_goes_on_behind_its_change_is_caught(monkeypatch: pytes
 
 def test_stranger_who_is_asked_for_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "of_nobody", lambda: None)
-    monkeypatch.setattr(changes, "strangers_from_now_on", lambda _context: None)
+    monkeypatch.setattr(access_changes, "strangers_from_now_on", lambda _context: None)
     _caught("U2", first=6)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from tools.simulated.disk import SimDisk
 from tools.simulated.disk_model import Trace
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import FROZEN_FILE, TransactionState
 from txmq.log.history import NO_LIFE

@@ -9,8 +9,8 @@ from dataclasses import replace
 from tools.images.node import SMALL, Client, Node
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
-from txmq.broker.cluster.home_conversation import HomeConversation
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
+from txmq.broker.cluster.interbroker_conversation import InterbrokerConversation
 from txmq.config import BrokerSettings
 from txmq.protocol.answers import encode_all
 from txmq.redo import identity
@@ -73,7 +73,7 @@ class HomeWire(Client):
         super().__init__(asked)
         self.asking, self.asked = asking, asked
         principals = asking.state.principals
-        self.conversation = HomeConversation(
+        self.conversation = InterbrokerConversation(
             asking.identity,
             asked.identity.node,
             asking.clock.monotonic(),

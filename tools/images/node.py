@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.commit.data_directory import PendingCheckpoint, Recovered, open_store
 from txmq.broker.commit.journal_schedule import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline

@@ -14,8 +14,8 @@ from tools.simulated.clock import SimClock
 from tools.simulated.connection import SimulatedConnection
 from tools.simulated.routes import SimulatedRoutes
 from tools.simulated.stand_in import AnyClass
-from txmq.broker.cluster.asks import Answer
-from txmq.broker.cluster.view import RegistryState
+from txmq.broker.cluster.cluster_view import RegistryState
+from txmq.broker.cluster.registry_asks import Answer
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record

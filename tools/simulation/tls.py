@@ -2,8 +2,8 @@
 
 Theory of operation. Half of the worlds with users have it, on every connection. A real client goes on with
 the ``TlsStream`` that ships (``tls_streams``). A scripted one, and a broker that asks another, has its side in
-the link (``End``); so has the broker that is asked, as ``TlsDoor`` has it over a socket. Whose certificate a client has
-shown is what ``auth external`` goes by then.
+the link (``End``); so has the broker that is asked, as ``TlsTransport`` has it over a socket. Whose certificate a
+client has shown is what ``auth external`` goes by then.
 
 Records hold random bytes, and a seed must repeat: nothing that is drawn or traced may depend on them, but their sizes
 do count. So every size is fixed: TLS 1.3 without tickets, and Ed25519, whose signatures have one size (those of a curve

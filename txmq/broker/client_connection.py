@@ -27,7 +27,8 @@ class ClientConnection:
         members: (group, member, its incarnation) of the consumers whose heartbeats come over it, and of some that are
             no more. ``members_bound``: with so many it is looked which are.
         user: the user that it has logged in as; empty: nobody.
-        permissions: what that user may do (``verbs/access/asking.py``); None: there are no users, and nothing is asked.
+        permissions: what that user may do (``verbs/access/authorizer.py``); None: there are no users, and nothing is
+            asked.
         login: a login that waits for the client's final message.
         binding: what a login over TLS is bound to (the hash of the broker's certificate, RFC 5929); None without TLS.
         certificates: names of the client certificate that it has shown (``CN=shop``, ``DNS:shop.example.org``).

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import BranchAsks, Look, Reminder
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.access.failed_logins import FailedLogins
 from txmq.broker.state.access.refusal_lines import RefusalLines
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines
+from txmq.broker.state.group_membership import GroupMembership
 from txmq.broker.state.identity import BrokerIdentity, Ids
-from txmq.broker.state.membership import Membership
 from txmq.broker.state.pending_groups import PendingGroups
-from txmq.broker.state.resources import Resources
+from txmq.broker.state.resolver_reports import Resources
 from txmq.broker.state.silence_clock import LivenessClock
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
@@ -102,7 +102,7 @@ class Context:
         late_refusals: answers to failed logins, until their time.
         refusal_lines: which refusals are written.
         alarms: effects: errors that an operator must see, as fields of a log line.
-        audited: effects: who did, or was refused, what, as fields of a log line (``verbs/access/audit.py``).
+        audited: effects: who did, or was refused, what, as fields of a log line (``verbs/access/audit_log.py``).
         disk_full: set by the shell (``Store.is_full``): puts and prepares are refused.
     """
 
@@ -136,7 +136,7 @@ class Context:
     branch_asks: BranchAsks = field(init=False)
     answers_before_sync: bool = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
-    groups: dict[str, Membership] = field(default_factory=dict)
+    groups: dict[str, GroupMembership] = field(default_factory=dict)
     member_count: int = 0
     pending_groups: PendingGroups = field(default_factory=PendingGroups)
     resources: Resources = field(default_factory=Resources)

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.asks import Ask, Result
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.cluster.view import ClusterView, RegistryState
+from txmq.broker.cluster.cluster_view import ClusterView, RegistryState
+from txmq.broker.cluster.registry_asks import Ask, Result
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
 from txmq.broker.state.access.permissions import of_nobody
@@ -30,15 +30,15 @@ from txmq.broker.state.identity import BrokerIdentity, Ids
 from txmq.broker.state.state import State
 from txmq.broker.verbs import check_backs, decide, get, prepare_commit, session_expiry
 from txmq.broker.verbs.access import auth
-from txmq.broker.verbs.access.audit import refused
-from txmq.broker.verbs.access.rules import admit
+from txmq.broker.verbs.access.audit_log import refused
+from txmq.broker.verbs.access.required_grants import admit
 from txmq.broker.verbs.branches import resolving
-from txmq.broker.verbs.cluster import events, parking
-from txmq.broker.verbs.cluster.parking import DoubtfulUsersError
-from txmq.broker.verbs.group import group as groups
+from txmq.broker.verbs.cluster import parked_requests, registry_events
+from txmq.broker.verbs.cluster.parked_requests import DoubtfulUsersError
+from txmq.broker.verbs.group import group_coordinator as groups
 from txmq.broker.verbs.put_pipelined import take_puts
 from txmq.broker.verbs.resource import reporter_of
-from txmq.broker.verbs.table import LONG_ANSWERS, TELL_A_STATE, VERBS, VERBS_BEFORE_LEADING
+from txmq.broker.verbs.verb_table import LONG_ANSWERS, TELL_A_STATE, VERBS, VERBS_BEFORE_LEADING
 from txmq.config import BrokerSettings
 from txmq.errors import (
     BrokerError,
@@ -97,27 +97,27 @@ class Core:
 
         The caller has raised the journal's epoch (``Journal.raise_epoch``).
         """
-        events.led(self.context, leadership)
-        events.access_changed(self.context, access, is_anew=True)
-        events.changed(self.context, topic_map, homes)
+        registry_events.led(self.context, leadership)
+        registry_events.access_changed(self.context, access, is_anew=True)
+        registry_events.changed(self.context, topic_map, homes)
         self._verbs, self.context.is_serving = VERBS, True
         self._begin(self.context.now_ms)
 
     def registry_changed(self, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access | None = None) -> None:
         """Topics, homes or users changed, or may have."""
-        events.access_changed(self.context, access)
-        events.changed(self.context, topic_map, homes)
+        registry_events.access_changed(self.context, access)
+        registry_events.changed(self.context, topic_map, homes)
         self._execute_parked()
 
     def registry_answered(self, number: int, result: Result) -> None:
         """The result of an ask (``take_registry_asks``)."""
-        events.answered(self.context, number, result)
+        registry_events.answered(self.context, number, result)
         self._execute_parked()
 
     def _execute_parked(self) -> None:
         """Execute requests again that waited for the registry; one that needs a later read of it goes on waiting."""
-        view = events.view_of(self.context)
-        for client, parked in parking.take(view):
+        view = registry_events.view_of(self.context)
+        for client, parked in parked_requests.take(view):
             client.unanswered.discard(parked.request[4])
             view.resumed = parked.needed
             self._receive_one(client, parked.request)
@@ -132,10 +132,10 @@ class Core:
 
     def registry_state(self, state: RegistryState) -> None:
         """The broker's session with the registry: for ``stats``."""
-        events.registry_state(self.context, state)
+        registry_events.registry_state(self.context, state)
 
     def take_registry_asks(self) -> list[Ask]:
-        """Effects: what to ask the registry (``cluster/work.py``), one after another."""
+        """Effects: what to ask the registry (``cluster/registry_calls.py``), one after another."""
         view = self.context.cluster
         return [] if view is None else view.take_asks(self._is_durable)
 
@@ -171,7 +171,7 @@ class Core:
         client.gone = client.closing = True
         self.context.clients.pop(client.number, None)
         if client.waiting is not None and self.context.cluster is not None:
-            parking.forget(self.context.cluster, client)
+            parked_requests.forget(self.context.cluster, client)
         groups.disconnected(self.context, client)
         self.context.resources.disconnected(reporter_of(client))
         self.sends_no_more(client)
@@ -253,7 +253,7 @@ class Core:
         except (UnknownTopicError, StaleTopicError, DoubtfulUsersError) as error:
             refusal: BrokerError | None = error
             if context.cluster is not None:
-                refusal = parking.park(context, context.cluster, client, request, error)
+                refusal = parked_requests.park(context, context.cluster, client, request, error)
             if refusal is not None:
                 context.counters.errors += 1
                 context.answer(client, opaque, refusal.with_traceback(None))
@@ -398,7 +398,7 @@ class Core:
         """
         self.context.now_ms = now_ms
         if self.state.principals.users or not self.context.is_serving:  # there may be users when it is led
-            parking.doubt_users(self.context)
+            parked_requests.doubt_users(self.context)
         if now_ms < self.context.ticked_ms:
             self._clock_set_back()
         self.context.ticked_ms = now_ms

@@ -2,7 +2,7 @@
 
 Theory of operation. ``TlsSession`` is one side of a conversation, sans-I/O: bytes from the network are fed, plain bytes
 are read; plain bytes are encrypted, and what results is sent by the caller. It stands between the broker's sockets and
-their shared receive buffer (``broker/shell/tls_door.py``), and between a client's socket and its answers
+their shared receive buffer (``broker/shell/tls_transport.py``), and between a client's socket and its answers
 (``TlsStream``, also for ``loop_stream``). asyncio's own TLS is slower over a ``BufferedProtocol``
 (cpython#133112), takes 256 KiB for a connection, and its start_tls can lose bytes (uvloop#707).
 

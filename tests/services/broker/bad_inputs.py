@@ -109,7 +109,7 @@ OWN_TESTS = {
     96: "prepared", 97: "prepared", 98: "open_transactions", 99: "huge_transaction",
 }  # fmt: skip
 ELSEWHERE = {
-    12: "tests/unit/broker/shell/test_tls_door.py: plaintext at a door for TLS, whatever its first byte",
+    12: "tests/unit/broker/shell/test_tls_transport.py: plaintext at a door for TLS, whatever its first byte",
     24: "nothing on the wire nests",
     28: "no field on the wire is a floating-point number",
     43: "a batch has one codec and records have none, so compression cannot nest (tests/unit/log/test_records.py)",

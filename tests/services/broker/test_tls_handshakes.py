@@ -23,7 +23,7 @@ from .tls_brokers import address, raw, refusal, settings_of, shake_hands, trusti
 from .watch import FLOOD_DELAY_S_MAX, Watch
 
 HANDSHAKE_MS = 1000
-ALTERED = 40  # handshakes of each version; all positions: tests/unit/broker/shell/test_tls_door_altered.py
+ALTERED = 40  # handshakes of each version; all positions: tests/unit/broker/shell/test_tls_transport_altered.py
 STOPPED = 5000
 STOPPED_BYTES_MAX = 40 << 10  # of memory for each of them
 

@@ -35,7 +35,7 @@ Connection drop inside a transaction   tests/unit/broker/verbs/test_put_streamed
                                        test_disconnect_rolls_back_the_unprepared_and_keeps_the_prepared
 Restart within the session timeout     tests/services/consumer/test_consumers.py::
                                        test_a_broker_that_is_killed_and_restarted_is_consumed_on;
-                                       tests/unit/broker/verbs/group/test_group.py::
+                                       tests/unit/broker/verbs/group/test_group_coordinator.py::
                                        test_offsets_and_generations_survive_a_restart_and_members_go_on
 Mixed sizes around the group limit     test_mixed_sizes_around_the_group_limit_stand_where_told
 Filter with alternating answers        tests/services/metaq/test_scenarios.py::

@@ -10,8 +10,8 @@ from tools.images.node import Answer, Client, small_settings
 from tools.images.requests import batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
-from txmq.broker.cluster import asks
-from txmq.broker.state.access.records import user_record
+from txmq.broker.cluster import registry_asks
+from txmq.broker.state.access.access_records import user_record
 from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
 from txmq.protocol.peers import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt
@@ -83,7 +83,7 @@ def _ask_registry(home: HomeNode, driver: Client, value: int, *words: str, **ext
     opaque = driver.send("query", *words, extensions=dict(extensions), body=b"")
     home.pump()
     for ask in home.core.take_registry_asks():
-        home.core.registry_answered(ask.number, asks.Answer(value=value))
+        home.core.registry_answered(ask.number, registry_asks.Answer(value=value))
     home.pump()
     assert driver.received.pop(opaque).code == 200
 

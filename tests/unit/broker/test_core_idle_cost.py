@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tools.images.node import Client, Node
-from txmq.broker.state.membership import Membership
+from txmq.broker.state.group_membership import GroupMembership
 from txmq.broker.verbs.group import handover as group_handover
 
 from ...growth import growth
@@ -60,8 +60,8 @@ def test_idle_tick_cost_does_not_grow_with_topics() -> None:
 def test_a_heartbeat_that_tells_nothing_new_walks_over_no_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, client = _with_groups(1)
     walked: list[str] = []
-    monkeypatch.setattr(Membership, "due", lambda _self: [walked.append("due")][:0])  # type: ignore[func-returns-value]
-    monkeypatch.setattr(Membership, "set_partitions", lambda _self, _partitions, _ids: walked.append("topics"))
+    monkeypatch.setattr(GroupMembership, "due", lambda _self: [walked.append("due")][:0])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(GroupMembership, "set_partitions", lambda _self, _partitions, _ids: walked.append("topics"))
     version = broker.context.groups["g0"].members["m"].version
     words: dict[str, str | int | None] = {"member": "m", "view": version, "wait": 30_000}
     for _ in range(10):
@@ -86,12 +86,12 @@ def test_idle_tick_settles_no_group_and_looks_at_no_member(monkeypatch: pytest.M
     broker, _ = _with_groups(10)
     touched: list[str] = []
 
-    def expired(_self: Membership, _now_ms: int) -> list[str]:
+    def expired(_self: GroupMembership, _now_ms: int) -> list[str]:
         touched.append("members")
         return []
 
     monkeypatch.setattr(group_handover, "_hand_over", lambda _context, name, _membership: touched.append(name))
-    monkeypatch.setattr(Membership, "expired", expired)
+    monkeypatch.setattr(GroupMembership, "expired", expired)
     for _ in range(100):
         _tick(broker)
     assert touched == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tools.images.node import Node
 from tools.simulation.tls import BROKER, binding_of
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.cluster.home_conversation import HomeConversation
+from txmq.broker.cluster.interbroker_conversation import InterbrokerConversation
 from txmq.errors import TxmqError
 from txmq.runtime.tls import TlsSession
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Conversations:
-    """Those of one life of a broker; see ``txmq.broker.shell.home_links``."""
+    """Those of one life of a broker; see ``txmq.broker.shell.interbroker_links``."""
 
     def __init__(self, home: Home, node: Node, homes: Mapping[str, Home]) -> None:
         self.home, self.node, self.homes = home, node, homes
@@ -40,7 +40,7 @@ class Conversations:
 
     @property
     def secret(self) -> str:
-        """See ``HomeLinks``."""
+        """See ``InterbrokerLinks``."""
         principals = self.node.state.principals
         return principals.between_brokers if principals.users else ""
 
@@ -67,7 +67,7 @@ class _Open:
 
     def __init__(self, owner: Conversations, home: int) -> None:
         self._owner, self._world = owner, owner.home.world
-        self.conversation = HomeConversation(
+        self.conversation = InterbrokerConversation(
             owner.node.context.identity, home, self._world.now, owner.node.context.random, owner.secret
         )
         self._link: HomeLink | None = None

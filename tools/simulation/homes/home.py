@@ -1,6 +1,6 @@
 """One of several homes: the lives of its broker, each with a session of its own, and the network to its clients.
 
-Theory of operation. A life is a simulated process with one thread, in which the registry worker runs that ships, over
+Theory of operation. A life is a simulated process with one thread, in which the registry's loop runs that ships, over
 the registry that ships, on the world's ZooKeeper; core and commit pipeline run in the world's events, as those of a
 broker that is alone. A directory without an identity joins first: until then there is no node.
 """
@@ -15,10 +15,10 @@ from tools.simulated.clock import SimClock, SimRandom
 from tools.simulation.broker import Broker
 from tools.simulation.threads import Host, Threads
 from tools.simulation.world import Simulation, Violation
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.shell import joining
 from txmq.broker.shell.joining import Connected, Entered
-from txmq.broker.shell.registry_worker import RegistryWorker
+from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
 from txmq.errors import HomeInUseError, HomeSupersededError
 from txmq.redo import identity
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -57,7 +57,7 @@ class Home(Broker):
         self._conversations: Conversations | None = None
         self._lives = 0
         self._host: Host | None = None
-        self._worker: RegistryWorker | None = None
+        self._session_loop: RegistrySessionLoop | None = None
         self._cut_from: set[str] = set()
         self._down_until = 0.0
 
@@ -98,7 +98,7 @@ class Home(Broker):
         host.on_death.append(lambda: self._host_died(host))
         if not self.healing and self.world.chance(0.2):
             host.countdown = self.world.rng.randint(1, 6)
-        self._worker = None
+        self._session_loop = None
         if identity.load(self.disk) is None:
             self.world.meet("an empty directory joined")
             host.start("join", self._join)
@@ -135,12 +135,12 @@ class Home(Broker):
         self.opened(node)
         random = SimRandom(world.rng)
         who = joining.member(node.recovered, incarnation, self.address, self.lock, self.settings, random)
-        self._worker = RegistryWorker(
+        self._session_loop = RegistrySessionLoop(
             who, lambda: self._connect(host), node.core,
             lambda call: self.post(host, lambda: self.reach(node, call)), lambda entered: self._led(node, entered),
             self._refused, host, SESSION_TIMEOUT_S,
         )  # fmt: skip
-        host.start("registry", self._worker.run)
+        host.start("registry", self._session_loop.run)
 
     def _led(self, node: Node, entered: Entered) -> None:
         node.store.journal.raise_epoch(entered.leadership.epoch)
@@ -222,8 +222,8 @@ class Home(Broker):
         """See ``Broker``."""
         super().pump(node)
         asks = node.core.take_registry_asks()
-        if asks and self._worker is not None:
-            self._worker.ask(asks)
+        if asks and self._session_loop is not None:
+            self._session_loop.ask(asks)
         if self._conversations is not None:
             self._conversations.ask(node.core.take_branch_asks())
 

@@ -103,7 +103,7 @@ _Key = tuple[Name, str]
 """A name, and the other home's id of the transaction: a decision may have several."""
 
 
-class _Home:
+class _AskedHome:
     """The asks of one home."""
 
     __slots__ = ("asked", "failures", "quiet_until_ms", "ready")
@@ -127,7 +127,7 @@ class BranchAsks:
     def __init__(self, is_over: Callable[[Look | Reminder], bool]) -> None:
         self._is_over = is_over
         self._later: Deadlines[Look | Reminder] = Deadlines(is_over)
-        self._homes: dict[int, _Home] = {}
+        self._homes: dict[int, _AskedHome] = {}
         self._pending: dict[_Key, Look | Reminder] = {}  # those that are ready or asked
         self._home_of: dict[int, int] = {}  # of an ask that has no answer, by number
         self._next_number = 1
@@ -235,8 +235,8 @@ class BranchAsks:
         home.failures += 1
         return home.failures == 1
 
-    def _home(self, number: int) -> _Home:
+    def _home(self, number: int) -> _AskedHome:
         home = self._homes.get(number)
         if home is None:
-            home = self._homes[number] = _Home()
+            home = self._homes[number] = _AskedHome()
         return home

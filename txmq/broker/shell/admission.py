@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Final
 
 from txmq.addresses import network_of
-from txmq.broker.shell.bucket import Bucket
+from txmq.broker.shell.token_bucket import TokenBucket
 from txmq.config import BrokerSettings
 
 BURST_S: Final = 10.0  # a host whose programs all come back at once
@@ -32,7 +32,7 @@ class Admission:
     def __init__(self, settings: BrokerSettings) -> None:
         self._open_max, self._per_address_max = settings.connections_max, settings.connections_per_address_max
         self._per_s_max = settings.connects_per_address_per_s_max
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
         self._open = self.refused = 0
         self._per_address: Counter[str] = Counter()
 
@@ -75,7 +75,7 @@ class Admission:
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
                 del self._buckets[next(iter(self._buckets))]
-            bucket = self._buckets[place] = Bucket(rate, BURST_S)
+            bucket = self._buckets[place] = TokenBucket(rate, BURST_S)
         if not bucket.is_open(now_s):
             return False
         bucket.take(1, now_s)

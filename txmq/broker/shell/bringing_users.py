@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from txmq.broker.cluster.work import readable
+from txmq.broker.cluster.registry_calls import readable
 from txmq.broker.shell import first_administrator
+from txmq.broker.state.access.access_records import Secrets, records_of
 from txmq.broker.state.access.principals import Principals
-from txmq.broker.state.access.records import Secrets, records_of
-from txmq.broker.verbs.access.changes import SECRET_BITS
+from txmq.broker.verbs.access.access_changes import SECRET_BITS
 from txmq.config import BrokerSettings, why_no_users
 from txmq.errors import RegistryError
 from txmq.registry.access import SECRET, Access, Record, has_users, user_key

@@ -1,7 +1,7 @@
 """One accepted connection: bytes to requests, answers to bytes, and its deadlines.
 
 All connections of a loop share one receive buffer; a connection keeps only its unfinished request (``RequestReader``).
-The transport of an encrypted one is its ``tls_door``.
+The transport of an encrypted one is its ``tls_transport``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from txmq.addresses import join_address
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.shell.answer_budget import OWN_BYTES
-from txmq.broker.verbs.access.asking import permissions_of
+from txmq.broker.verbs.access.authorizer import permissions_of
 from txmq.broker.verbs.transaction_checks import is_new
 from txmq.protocol import answers
 from txmq.protocol.requests import Limits, Request, RequestReader, Violation

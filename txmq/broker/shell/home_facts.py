@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.joining import draw_incarnation
-from txmq.broker.state.access.records import Secrets, records_of
+from txmq.broker.state.access.access_records import Secrets, records_of
 from txmq.broker.state.state import State
-from txmq.broker.verbs.group.anchored import GRANT
+from txmq.broker.verbs.group.exclusive_grant import GRANT
 from txmq.config import BrokerSettings
 from txmq.errors import RegistryError
 from txmq.redo import identity

@@ -6,7 +6,7 @@ The order, each step safe to repeat, so that a process which dies between two of
 2. its journal gets a forced record with the incarnation of this start (``open_store``);
 3. ``enter``: join, draw the home's epoch, publish the topics of the journal (the first broker of a cluster) and the
    queries; publish or take users (``bringing_users``), before anybody is served;
-4. the core journals the epoch and serves; then the leader is announced (``registry_worker``).
+4. the core journals the epoch and serves; then the leader is announced (``registry_session_loop``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Connected(NamedTuple):
     session: Session
 
 
-class Member(NamedTuple):
+class JoiningHome(NamedTuple):
     """What a home brings to its registry."""
 
     cluster: int
@@ -95,7 +95,7 @@ def take_cluster(disk: Disk, random: Random, open_registry: Callable[[], Registr
 
 def member(
     recovered: Recovered, incarnation: str, address: str, lock: str, settings: BrokerSettings, random: Random
-) -> Member:
+) -> JoiningHome:
     """What a recovered home brings to its registry.
 
     Args:
@@ -111,13 +111,15 @@ def member(
     )
     standing = Standing.MEMBER if state.registration.epoch else Standing.USED
     queries = state.queries
-    return Member(
+    return JoiningHome(
         who.cluster, standing, candidate, tuple(state.topics), state.topics.next_id - 1, tuple(queries.named),
         queries.last_epoch, users_of(state.principals, settings, random),
     )  # fmt: skip
 
 
-def enter(registry: Registry, who: Member, on_topics: Listener, on_homes: Listener, on_access: Listener) -> Entered:
+def enter(
+    registry: Registry, who: JoiningHome, on_topics: Listener, on_homes: Listener, on_access: Listener
+) -> Entered:
     """Enter the cluster, lead the home, and read what the cluster has.
 
     Raises:
@@ -140,7 +142,7 @@ def enter(registry: Registry, who: Member, on_topics: Listener, on_homes: Listen
     return Entered(leadership, registry.topics(on_topics), registry.homes(on_homes), access)
 
 
-def _publish(registry: Registry, who: Member) -> None:
+def _publish(registry: Registry, who: JoiningHome) -> None:
     """Give the cluster the topics that the journal had before, under their ids. None is lost, renamed or made anew."""
     known = registry.topics()
     ids = {placed.topic.topic_id for placed in known.topics} | {deleted.topic_id for deleted in known.deleted}
@@ -157,7 +159,7 @@ def _publish(registry: Registry, who: Member) -> None:
         crash_point("registry.topic_published")
 
 
-def _publish_queries(registry: Registry, who: Member) -> None:
+def _publish_queries(registry: Registry, who: JoiningHome) -> None:
     """Fix this home as that of each query that the journal has: another home would write its newest batch again.
 
     A query that was opened before there was a registry has no home there, nor has any after a loss of the registry.

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from txmq.addresses import TlsFiles, join_address, split_address
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.commit.data_directory import Recovered, is_lacking, open_store
 from txmq.broker.core import Core
+from txmq.broker.shell.cluster_membership import ClusterMembership
 from txmq.broker.shell.first_administrator import introduce
-from txmq.broker.shell.membership import Membership
 from txmq.broker.shell.server import Server
-from txmq.broker.shell.tls_door import BrokerTls
+from txmq.broker.shell.tls_transport import BrokerTls
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, JournalFullError
 from txmq.runtime import descriptors
@@ -53,7 +53,7 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     settings, backlog = _within_descriptors(settings)
     collect_young_only()
     clock, random, disk = SteadyClock(OSClock()), OSRandom(), _data_directory(settings.data)
-    membership = Membership(settings, disk, clock, random) if settings.registry else None
+    membership = ClusterMembership(settings, disk, clock, random) if settings.registry else None
     cluster_id = membership.take_cluster() if membership else None
     started = clock.monotonic()
     recovered = _when_there_is_room(clock, lambda: open_store(
@@ -134,7 +134,7 @@ def _why_not_listening(address: str, error: OSError) -> str:
 
 async def _serve(
     recovered: Recovered, settings: BrokerSettings, clock: SteadyClock, backlog: int, ready_file: Path | None,
-    membership: Membership | None, tls: BrokerTls | None,
+    membership: ClusterMembership | None, tls: BrokerTls | None,
 ) -> int:  # fmt: skip
     view = None if membership is None else ClusterView(membership.address)
     core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom(), cluster=view)

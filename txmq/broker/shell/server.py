@@ -36,14 +36,14 @@ from txmq.broker.core import Core
 from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
-from txmq.broker.shell.home_links import HomeLinks
+from txmq.broker.shell.interbroker_links import InterbrokerLinks
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
-from txmq.broker.shell.registry_worker import RegistryWorker
+from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
 from txmq.broker.shell.throttle import Throttle
-from txmq.broker.shell.tls_door import BrokerTls, TlsDoor
+from txmq.broker.shell.tls_transport import BrokerTls, TlsTransport
 from txmq.broker.state.silence_clock import TICK_MS
-from txmq.broker.verbs.access.audit import WARNINGS
+from txmq.broker.verbs.access.audit_log import WARNINGS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget
@@ -85,10 +85,12 @@ class Server:
         }
         self._reads = Reads(core, store.files, self.throttle, clock, self._from_thread, self._flush)
         self._listeners: list[asyncio.Server] = []
-        self.registry: RegistryWorker | None = None  # of a broker that has one
-        self._homes: HomeLinks | None = None
+        self.registry: RegistrySessionLoop | None = None  # of a broker that has one
+        self._homes: InterbrokerLinks | None = None
         if core.context.cluster is not None:
-            self._homes = HomeLinks(core, clock, self._schedule, self.fail, None if tls is None else tls.to_brokers)
+            self._homes = InterbrokerLinks(
+                core, clock, self._schedule, self.fail, None if tls is None else tls.to_brokers
+            )
         self._judged: list[Connection] = []  # whose deadlines are looked at still
         self.paused = False
         self._scheduled = self._failed = False
@@ -140,7 +142,7 @@ class Server:
     def _met(self, *, takes_plaintext: bool) -> asyncio.BufferedProtocol:
         if self._tls is None:
             return Connection(self)
-        return TlsDoor(self, self._tls.to_clients.session(), takes_plaintext=takes_plaintext)
+        return TlsTransport(self, self._tls.to_clients.session(), takes_plaintext=takes_plaintext)
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
@@ -150,7 +152,7 @@ class Server:
         """A defect in a callback: state and journal may differ, so the broker stops; the restart reads the journal.
 
         Not one in what a connection's protocol does with its bytes: it ends that connection. What reaches the core is
-        guarded there (``Connection``, ``HomeLinks``), and stops the broker.
+        guarded there (``Connection``, ``InterbrokerLinks``), and stops the broker.
         """
         error = told.get("exception")
         if isinstance(error, OSError) and error.errno in (
@@ -363,7 +365,7 @@ class Server:
         if later or ((answers.waiting or answers.is_fresh) and answers.turned()):
             self._schedule()
 
-    def _serve_registry(self, registry: RegistryWorker) -> None:
+    def _serve_registry(self, registry: RegistrySessionLoop) -> None:
         asks = self.core.take_registry_asks()
         if asks:
             if self.context.audited:  # before what they tell of is done

@@ -1,7 +1,7 @@
 """Quotas at work: users above their rate wait, and nobody else does. No I/O, the time is handed in.
 
-Theory of operation. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``Bucket``. A request takes
-from those of its user and of its topics, and waits while one of them is closed:
+Theory of operation. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``TokenBucket``. A request
+takes from those of its user and of its topics, and waits while one of them is closed:
 
     ======================  =============================================  ================
     request                 waits                                          takes
@@ -36,10 +36,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from txmq.broker.shell.bucket import Bucket
+from txmq.broker.shell.token_bucket import TokenBucket
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import Principals
-from txmq.broker.verbs.access.asking import READ, TOPIC, WRITE
+from txmq.broker.verbs.access.authorizer import READ, TOPIC, WRITE
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.branches import split_branches
 from txmq.protocol.parts import split_parts
@@ -69,15 +69,15 @@ class Waiter(Protocol):
 class _Limits(NamedTuple):
     """Of one user or topic, each none or one."""
 
-    bytes: tuple[Bucket, ...] = ()
-    requests: tuple[Bucket, ...] = ()
+    bytes: tuple[TokenBucket, ...] = ()
+    requests: tuple[TokenBucket, ...] = ()
 
 
 _UNLIMITED: Final = _Limits()
 
 
 class _Waiting(NamedTuple):
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[TokenBucket, ...]
     since_s: float
 
 
@@ -100,7 +100,7 @@ class Throttle:
         self._users: dict[str, _Limits] = {}
         self._topics: dict[bytes, _Limits] = {}
         self._waiting: dict[Waiter, _Waiting] = {}
-        self._turn: tuple[Bucket, ...] = ()  # what the one whose turn it is waited for
+        self._turn: tuple[TokenBucket, ...] = ()  # what the one whose turn it is waited for
         self.is_on = False
         self.delayed, self.delayed_s, self.refused = 0, 0.0, 0
         self.look()
@@ -225,10 +225,10 @@ class Throttle:
                 waiter.may_go_on()
                 self._turn = ()
 
-    def _sized(self, user: str, topic: bytes) -> tuple[Bucket, ...]:
+    def _sized(self, user: str, topic: bytes) -> tuple[TokenBucket, ...]:
         return self._users.get(user, _UNLIMITED).bytes + self._topics.get(topic, _UNLIMITED).bytes
 
-    def _may_take(self, waiter: Waiter, buckets: tuple[Bucket, ...], now_s: float) -> bool:
+    def _may_take(self, waiter: Waiter, buckets: tuple[TokenBucket, ...], now_s: float) -> bool:
         """Whether all are open, and nobody else waits for them; if not, it waits."""
         for bucket in buckets:
             if not bucket.is_open(now_s) or (bucket.waiting and bucket not in self._turn):
@@ -245,18 +245,18 @@ def _limits(before: _Limits, stated: Mapping[str, int]) -> _Limits:
     return _Limits(sized, _bucket(before.requests, stated.get("requests_per_s")))
 
 
-def _bucket(before: tuple[Bucket, ...], rate: int | None) -> tuple[Bucket, ...]:
+def _bucket(before: tuple[TokenBucket, ...], rate: int | None) -> tuple[TokenBucket, ...]:
     if rate is None:
         return ()
-    return before if before and before[0].rate == rate else (Bucket(rate, BURST_S),)
+    return before if before and before[0].rate == rate else (TokenBucket(rate, BURST_S),)
 
 
-def _take_from(buckets: tuple[Bucket, ...], amount: int, now_s: float) -> None:
+def _take_from(buckets: tuple[TokenBucket, ...], amount: int, now_s: float) -> None:
     for bucket in buckets:
         bucket.take(amount, now_s)
 
 
-def _count(buckets: tuple[Bucket, ...], change: int) -> None:
+def _count(buckets: tuple[TokenBucket, ...], change: int) -> None:
     for bucket in buckets:
         bucket.waiting += change
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.state.deadlines import Deadlines
-from txmq.broker.state.membership import Membership
+from txmq.broker.state.group_membership import GroupMembership
 
 ANCHORS_MAX: Final = 100_000
 
@@ -35,7 +35,7 @@ class PendingGroups:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
         changed: groups whose members may have a new view.
         anchors: homes that the registry has fixed for groups: joining needs no registry then.
-        left_in_order: groups whose holder left (``verbs/group/anchored``), and that have none since.
+        left_in_order: groups whose holder left (``verbs/group/exclusive_grant``), and that have none since.
         topics_seen: how many changes of topics were seen.
         outdated: groups that have not seen all of them.
         silences: groups by the time at which a member may have been silent for too long (``silence_clock``).
@@ -49,11 +49,11 @@ class PendingGroups:
         self.left_in_order: set[str] = set()
         self.topics_seen = -1
         self.outdated: list[str] = []
-        self.silences: Deadlines[tuple[str, Membership]] = Deadlines(lambda look: not look[1].members)
+        self.silences: Deadlines[tuple[str, GroupMembership]] = Deadlines(lambda look: not look[1].members)
         self.over: Deadlines[Beat] = Deadlines(lambda heartbeat: heartbeat.is_answered)
         self._heartbeats: dict[str, dict[Beat, None]] = {}
 
-    def listen(self, name: str, membership: Membership, at_ms: int) -> None:
+    def listen(self, name: str, membership: GroupMembership, at_ms: int) -> None:
         """Check the group for silent members at that time, or earlier if an earlier time is set."""
         if not 0 < membership.look_ms <= at_ms:
             membership.look_ms = at_ms

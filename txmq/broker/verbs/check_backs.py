@@ -17,8 +17,8 @@ from txmq.broker.context import Context
 from txmq.broker.state.check_backs import CheckPoll
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Transaction, TransactionState, halves_key
-from txmq.broker.verbs.access.asking import GROUP, READ
-from txmq.broker.verbs.access.audit import refusal_of
+from txmq.broker.verbs.access.audit_log import refusal_of
+from txmq.broker.verbs.access.authorizer import GROUP, READ
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records

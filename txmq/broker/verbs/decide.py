@@ -17,12 +17,12 @@ from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, TransactionEvent, TransactionState, next_action
-from txmq.broker.verbs import placing, turns
-from txmq.broker.verbs.access.acting import FOR, refuse_acts
-from txmq.broker.verbs.access.asking import require_administrator
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.owners import audit_fact, refuse_others
-from txmq.broker.verbs.branches import stated
+from txmq.broker.verbs import appending, ordered_commits
+from txmq.broker.verbs.access.acting_for_users import FOR, refuse_acts
+from txmq.broker.verbs.access.audit_log import audit
+from txmq.broker.verbs.access.authorizer import require_administrator
+from txmq.broker.verbs.access.transaction_owners import audit_fact, refuse_others
+from txmq.broker.verbs.branches import branch_fields
 from txmq.broker.verbs.branches.complete import (
     complete_home,
     give_up_deciding,
@@ -59,7 +59,7 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
     refuse_others(context, client, (txid.session, txid.counter))
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.DECIDE)
     if action is Action.REPEAT:
-        context.answer_from_state(client, opaque, placing.kept_lines(context, session, txid.counter))
+        context.answer_from_state(client, opaque, appending.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE_BRANCHES:
         _decide(context, client, session, txid, extensions or {}, body or bytearray(), opaque)
     else:
@@ -76,11 +76,11 @@ def _decide(
     opaque: bytes,
 ) -> None:
     require_owner(client, session)
-    branches, start = stated.databases(context, client, body, given)
+    branches, start = branch_fields.databases(context, client, body, given)
     refuse_fenced(session, txid, [branch["uuid"] for branch in branches])
-    homes = stated.homes(context, given)
+    homes = branch_fields.homes(context, given)
     offsets, messages = take_offsets(given, body, start)
-    parts, keys = placing.check_parts(context, client, split_parts(messages))
+    parts, keys = appending.check_parts(context, client, split_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
     check_streamed(context, client, transaction, given)
     refuse_over_limits(context, session, transaction, parts)
@@ -90,7 +90,7 @@ def _decide(
     if offsets:
         meta["offsets"] = check_offsets(context, client, offsets)
     name, kind = (session.number, txid.counter), TransactionKind.XA.value
-    lines = turns.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
+    lines = ordered_commits.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
     context.answer_when_durable(client, opaque, lines)
 
 

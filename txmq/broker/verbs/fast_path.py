@@ -3,7 +3,7 @@
 It serves the commit of a local transaction that came whole, with and without branches at other homes; the prepare of a
 last resource's transaction and of a branch, which came whole; the commit of a prepared transaction; the decision of an
 XA transaction that came whole, and the completion of its branches; each over the connection of its own session. Such a
-request is checked and placed like any other, in ``placing``. Every other request goes on to ``prepare_commit`` or
+request is checked and placed like any other, in ``appending``. Every other request goes on to ``prepare_commit`` or
 ``decide``, with nothing changed. docs/benchmarks.md has the figures that pay for it.
 
 Invariant: state, group and answer are those of these two, refusals included (tests compare them).
@@ -19,10 +19,10 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs import appending, ordered_commits, prepare_commit
 from txmq.broker.verbs import decide as decide_verbs
-from txmq.broker.verbs import placing, prepare_commit, turns
-from txmq.broker.verbs.branches import stated
-from txmq.broker.verbs.placing import check_parts
+from txmq.broker.verbs.appending import check_parts
+from txmq.broker.verbs.branches import branch_fields
 from txmq.broker.verbs.transaction_checks import is_over_own, is_over_own_bytes
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.branches import branches_json
@@ -56,8 +56,8 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
         if body:
             if _is_new(context, session, counter, len(body)):
                 parts, keys = check_parts(context, client, split_parts(body))
-                if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
-                    lines = placing.commit(context, session.number, counter, int(floor_text), None, parts)
+                if not context.state.order.in_common or not ordered_commits.must_queue(context, None, parts, keys):
+                    lines = appending.commit(context, session.number, counter, int(floor_text), None, parts)
                     context.answer_as_configured(client, opaque, lines)
                     return
         else:
@@ -67,7 +67,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
                 and transaction.state is _PREPARED
                 and transaction.meta["kind"] != _DECIDED_BY_ITS_DRIVER
             ):
-                turns.commit_in_order(context, transaction, client, opaque, int(floor_text), is_delayable)
+                ordered_commits.commit_in_order(context, transaction, client, opaque, int(floor_text), is_delayable)
                 return
     elif (
         session is not None and body and not session.is_ended and _decide_over_homes(context, client, session, request)
@@ -84,12 +84,12 @@ def _decide_over_homes(context: Context, client: ClientConnection, session: Brok
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
     if not _is_new(context, session, counter, len(body)):
         return False
-    homes = stated.homes(context, extensions)
+    homes = branch_fields.homes(context, extensions)
     parts, keys = check_parts(context, client, split_parts(body))
-    if turns.must_queue(context, None, parts, keys):
+    if ordered_commits.must_queue(context, None, parts, keys):
         return False
     meta = {"decided_ms": context.now_ms, "client": client.name, "branches": [], **homes}
-    lines = placing.decide(context, (session.number, counter), int(floor_text), None, parts, meta)
+    lines = appending.decide(context, (session.number, counter), int(floor_text), None, parts, meta)
     context.answer_when_durable(client, opaque, lines)
     return True
 
@@ -113,7 +113,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     counter, of, who = _counter_of(client, arguments[0]), "", None
     if _is_new(context, session, counter, len(body)):
         if kind == _BRANCH_WORD:
-            of = stated.deciding(context, extensions)["of"]
+            of = branch_fields.deciding(context, extensions)["of"]
             who = _home(home_word(of), client.name)
         else:
             who = _resource(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
@@ -130,7 +130,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
         text += f', "of": "{of}"'
     meta["keys"] = keys
     text += f', "keys": {_keys_json(keys)}}}'
-    prepared = placing.prepare(context, session.number, counter, parts, meta, text.encode())
+    prepared = appending.prepare(context, session.number, counter, parts, meta, text.encode())
     if of:
         prepare_commit.branch_prepared(context, prepared)
     context.answer_when_durable(client, opaque)
@@ -145,15 +145,15 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
         return
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
     if _is_new(context, session, counter, len(body)):
-        branches, start = stated.databases(context, client, body, extensions)
+        branches, start = branch_fields.databases(context, client, body, extensions)
         parts, keys = check_parts(context, client, split_parts(memoryview(body)[start:]))
-        if not context.state.order.in_common or not turns.must_queue(context, None, parts, keys):
+        if not context.state.order.in_common or not ordered_commits.must_queue(context, None, parts, keys):
             now_ms = context.now_ms
             meta = {"decided_ms": now_ms, "client": client.name, "branches": branches}
             head = f'{{"decided_ms": {now_ms}, "client": {_client_json(client.name)}, "branches": '
             text = f"{head}{branches_json(branches)}}}".encode()
             name = session.number, counter
-            lines = placing.decide(context, name, int(floor_text), None, parts, meta, text)
+            lines = appending.decide(context, name, int(floor_text), None, parts, meta, text)
             context.answer_when_durable(client, opaque, lines)
             return
     decide_verbs.decide(context, client, request)
@@ -247,5 +247,5 @@ def _who(fields: dict[str, str], client: str) -> _Who:
     return _Who(fields, json.dumps(fields)[:-1], json.dumps(client))
 
 
-def _keys_json(keys: list[placing.Keys]) -> str:
+def _keys_json(keys: list[appending.Keys]) -> str:
     return str(keys).replace("'", '"')  # lists of integers, and "*"

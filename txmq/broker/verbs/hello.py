@@ -8,7 +8,7 @@ from hmac import compare_digest
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
-from txmq.broker.verbs.access.asking import permissions_of, refuse_nobody
+from txmq.broker.verbs.access.authorizer import permissions_of, refuse_nobody
 from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.resource import reporter_of
 from txmq.broker.verbs.session_expiry import close, make_room

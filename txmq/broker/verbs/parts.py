@@ -5,8 +5,8 @@ from __future__ import annotations
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs.access.asking import READ, TOPIC, require
-from txmq.broker.verbs.access.owners import is_owner, refuse_others
+from txmq.broker.verbs.access.authorizer import READ, TOPIC, require
+from txmq.broker.verbs.access.transaction_owners import is_owner, refuse_others
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import UnknownTransactionError
 from txmq.protocol.answers import Records

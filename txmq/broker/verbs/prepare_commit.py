@@ -1,7 +1,7 @@
 """The verbs of transactions: ``put tx=``, ``prepare``, ``commit``, ``rollback``, ``outcome``.
 
 Every request becomes an event, and the table ``transaction.TRANSITIONS`` says what follows. Checks come first
-(``transaction_checks``, ``placing``), then one or several entries go into the commit group, and the answer waits for
+(``transaction_checks``, ``appending``), then one or several entries go into the commit group, and the answer waits for
 their record.
 A refused request leaves no trace. ``fast_path`` tries ``prepare`` and ``commit`` first. ``decide`` and
 ``complete`` are in ``decide``, ``recover`` in ``recover``, ``checks`` in ``check_backs``.
@@ -26,10 +26,10 @@ from txmq.broker.state.transaction import (
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import check_backs, placing, session_expiry, turns
-from txmq.broker.verbs.access.acting import acting_for, refuse_acts
-from txmq.broker.verbs.access.owners import audit_fence, refuse_others
-from txmq.broker.verbs.branches import stated
+from txmq.broker.verbs import appending, check_backs, ordered_commits, session_expiry
+from txmq.broker.verbs.access.acting_for_users import acting_for, refuse_acts
+from txmq.broker.verbs.access.transaction_owners import audit_fence, refuse_others
+from txmq.broker.verbs.branches import branch_fields
 from txmq.broker.verbs.branches.fences import is_for_a_database, outcome_for_a_database, refuse_fenced
 from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
 from txmq.broker.verbs.outbox import pages
@@ -67,11 +67,11 @@ def put_part(context: Context, client: ClientConnection, txid_text: bytes, state
     action = next_action(state_of(context, session, txid.counter), TransactionEvent.PART)
     if action is not Action.ADD_PART:
         raise refusal(action, txid_text)
-    (part,), _ = placing.check_parts(context, client, [stated])
+    (part,), _ = appending.check_parts(context, client, [stated])
     transaction = context.state.transactions.get((session.number, txid.counter))
     refuse_over_limits(context, session, transaction, [part])
     refuse_over_outcomes(context, session, 0)
-    transaction = placing.add_part(context, session.number, txid.counter, part)
+    transaction = appending.add_part(context, session.number, txid.counter, part)
     context.answer_when_durable(client, opaque, b"%d" % (len(transaction.parts) - 1))
 
 
@@ -91,7 +91,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     meta = _prepare_meta(context, client, arguments[1], given)
     refuse_fenced(session, txid, [meta["uuid"]])
     transaction = context.state.transactions.get((session.number, txid.counter))
-    parts, keys = placing.check_parts(context, client, split_parts(messages))
+    parts, keys = appending.check_parts(context, client, split_parts(messages))
     check_streamed(context, client, transaction, given)
     refuse_over_limits(context, session, transaction, parts)
     refuse_over_outcomes(context, session, floor_of(given, client, session))
@@ -106,7 +106,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     if offsets:
         meta["offsets"] = check_offsets(context, client, offsets)
     text = entries.json_body(meta)
-    prepared = placing.prepare(context, session.number, txid.counter, parts, meta, text)
+    prepared = appending.prepare(context, session.number, txid.counter, parts, meta, text)
     check_backs.prepared(context, prepared)
     if "homes" in meta:
         crash_point("broker.decision.prepared")
@@ -132,18 +132,18 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)
     if action is Action.REPEAT:
-        context.answer_from_state(client, opaque, placing.kept_lines(context, session, txid.counter))
+        context.answer_from_state(client, opaque, appending.kept_lines(context, session, txid.counter))
     elif action is Action.DECIDE:
         _decide(context, client, session, txid, given, body, opaque)
     elif action is Action.SETTLE:
         transaction = context.state.transactions[session.number, txid.counter]
         if b"heuristic" in given and transaction.state is TransactionState.PREPARED:
             record(context, client, transaction, "commit", given[b"heuristic"])
-            turns.commit_now(context, transaction, client, opaque, floor)
+            ordered_commits.commit_now(context, transaction, client, opaque, floor)
         elif transaction.meta["kind"] == TransactionKind.SPARK.value:
             raise TransactionConflictError(f"transaction {txid} is part of a batch: query commit decides it")
         else:
-            turns.commit_in_order(context, transaction, client, opaque, floor, b"delayable" in given)
+            ordered_commits.commit_in_order(context, transaction, client, opaque, floor, b"delayable" in given)
     else:
         raise refusal(action, arguments[0])
 
@@ -230,7 +230,7 @@ def roll_back(context: Context, session: int, counter: int, floor: int) -> None:
     if transaction is not None:
         homes = transaction.meta.get("homes", ())
         context.branch_asks.remind(homes, transaction.name, context.now_ms, is_committed=False)
-        turns.wake(context, transaction)
+        ordered_commits.wake(context, transaction)
 
 
 def owner_gone(context: Context, session: BrokerSession) -> None:
@@ -273,7 +273,7 @@ def _prepare_meta(context: Context, client: ClientConnection, kind: bytes, given
 
 
 def _over_homes(context: Context, kind: str, given: dict[bytes, bytes]) -> dict[str, Any]:
-    of, homes = stated.deciding(context, given), stated.homes(context, given)
+    of, homes = branch_fields.deciding(context, given), branch_fields.homes(context, given)
     if of and kind not in _OF_ANOTHER:
         raise BadRequestError(f"of= is said of kinds {' and '.join(_OF_ANOTHER)}, not of {kind}")
     if homes and kind not in _DECIDED_LATER:
@@ -340,7 +340,7 @@ def _repeat_prepare(
     opaque: bytes,
 ) -> None:
     transaction = context.state.transactions[session.number, txid.counter]
-    parts, _ = placing.check_parts(context, client, split_parts(messages))
+    parts, _ = appending.check_parts(context, client, split_parts(messages))
     size = crc = 0
     for _, _, batch, *_ in parts:
         size, crc = size + len(batch), checksum(batch, crc)
@@ -361,9 +361,9 @@ def _decide(
     require_owner(client, session)
     page = pages.stated_page(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
     transaction = context.state.transactions.get((session.number, txid.counter))
-    homes = stated.homes(context, given)
+    homes = branch_fields.homes(context, given)
     offsets, messages = take_offsets(given, body)
-    parts, keys = placing.check_parts(context, client, split_parts(messages))
+    parts, keys = appending.check_parts(context, client, split_parts(messages))
     check_streamed(context, client, transaction, given)
     refuse_over_limits(context, session, transaction, parts)
     floor = floor_of(given, client, session)
@@ -371,17 +371,17 @@ def _decide(
     saved = check_offsets(context, client, offsets)
     if page is not None:
         pages.take(context, client, page, txid)
-    if homes or turns.must_queue(context, transaction, parts, keys):
+    if homes or ordered_commits.must_queue(context, transaction, parts, keys):
         meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name}
         if homes:
             meta.update(branches=[], **homes)
         if saved:
             meta["offsets"] = saved
         name, kind = (session.number, txid.counter), TransactionKind.LOCAL.value
-        lines = turns.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
+        lines = ordered_commits.decide_in_turn(context, name, floor, transaction, parts, keys, meta, kind)
         context.answer_when_durable(client, opaque, lines)
         return
-    lines = placing.commit(context, session.number, txid.counter, floor, transaction, parts)
+    lines = appending.commit(context, session.number, txid.counter, floor, transaction, parts)
     save_with_commit(context, saved)
     if transaction is None and not saved and page is None:
         context.answer_as_configured(client, opaque, lines)
@@ -391,7 +391,7 @@ def _decide(
 
 def _told(context: Context, state: TransactionState, session: BrokerSession, counter: int) -> bytes:
     if state in (TransactionState.COMMITTED, TransactionState.DECIDED, TransactionState.PLACING):
-        return b"committed\n" + placing.kept_lines(context, session, counter)
+        return b"committed\n" + appending.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
         return b"rolled-back\n"
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"

@@ -16,8 +16,8 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.verbs import prepare_commit
-from txmq.broker.verbs.partitions import refuse_stale, writable
-from txmq.broker.verbs.placing import place, refuse_batch, refuse_unreadable, refuse_unready
+from txmq.broker.verbs.appending import place, refuse_batch, refuse_unreadable, refuse_unready
+from txmq.broker.verbs.partition_lookup import refuse_stale, writable
 from txmq.broker.verbs.session_expiry import refuse_over_sequences
 from txmq.errors import (
     BadRequestError,

@@ -17,8 +17,8 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.partitions import writable
-from txmq.broker.verbs.placing import PlainPut, place_run, refuse_unreadable
+from txmq.broker.verbs.appending import PlainPut, place_run, refuse_unreadable
+from txmq.broker.verbs.partition_lookup import writable
 from txmq.errors import BrokerError, InvalidBatchError
 from txmq.log.batch import check
 from txmq.log.partition import Partition

@@ -10,8 +10,8 @@ for it. So
     * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they prepared;
     * a driver that dies in between leaves prepared transactions, listed by ``recover`` under their query.
 
-With a registry, a query has one home in the cluster (``verbs/cluster/queries.py``); ``epoch`` and ``open`` may wait for
-what the registry says.
+With a registry, a query has one home in the cluster (``verbs/cluster/query_epochs.py``); ``epoch`` and ``open`` may
+wait for what the registry says.
 
 Invariants:
     * a winner is prepared, of this query, epoch and batch, and of one attempt a task; else nothing happens;
@@ -29,12 +29,12 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
-from txmq.broker.verbs import placing
-from txmq.broker.verbs.access.asking import GROUP, SETTLE, require_any, sees
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.shares import QUERY_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs import appending
+from txmq.broker.verbs.access.audit_log import audit
+from txmq.broker.verbs.access.authorizer import GROUP, SETTLE, require_any, sees
+from txmq.broker.verbs.access.fair_shares import QUERY_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.cluster.anchors import find_anchor, release_anchor
-from txmq.broker.verbs.cluster.queries import draw_epoch, refuse_elsewhere
+from txmq.broker.verbs.cluster.query_epochs import draw_epoch, refuse_elsewhere
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import (
@@ -193,7 +193,7 @@ def _commit(asked: Asked) -> None:
     _refuse_twins(winners)
     _refuse_too_many(context, winners)
     meta = {"query": name, "epoch": epoch, "batch": batch, "digest": digest, "time_ms": context.now_ms}
-    placing.commit_batch(context, winners, meta)
+    appending.commit_batch(context, winners, meta)
     _roll_back_all(context, [t for t in prepared_of(context, name) if t.meta["batch"] <= batch])
     asked.answer({**told, "already_committed": False}, is_new=True)
 

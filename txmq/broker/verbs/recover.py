@@ -25,7 +25,7 @@ from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
-from txmq.broker.verbs.access.owners import may_settle
+from txmq.broker.verbs.access.transaction_owners import may_settle
 from txmq.broker.verbs.transaction_checks import at_home, txid_of
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind

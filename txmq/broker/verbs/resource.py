@@ -6,8 +6,8 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.resources import Branch, Reporter, Sighting
-from txmq.broker.verbs.access.asking import RESOURCE, SETTLE, is_administrator, require, require_any, sees
+from txmq.broker.state.resolver_reports import Branch, Reporter, Sighting
+from txmq.broker.verbs.access.authorizer import RESOURCE, SETTLE, is_administrator, require, require_any, sees
 from txmq.errors import BadRequestError, InvalidNameError
 from txmq.model import TransactionKind, is_valid_name
 from txmq.protocol.json_text import Fields, is_whole, read_json

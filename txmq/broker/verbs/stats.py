@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs.access.asking import (
+from txmq.broker.verbs.access.authorizer import (
     DESCRIBE,
     TOPIC,
     is_administrator,

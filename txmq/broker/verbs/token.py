@@ -10,9 +10,9 @@ from __future__ import annotations
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state import fencing_tokens
-from txmq.broker.verbs.access.asking import INSTALL, RESOURCE, SETTLE, permissions_of, require
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.shares import DATABASE_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.audit_log import audit
+from txmq.broker.verbs.access.authorizer import INSTALL, RESOURCE, SETTLE, permissions_of, require
+from txmq.broker.verbs.access.fair_shares import DATABASE_SHARE, note_made, refuse_over_half
 from txmq.errors import BadRequestError, OtherTokenError, OverloadedError
 from txmq.protocol.grammar import is_hex32
 from txmq.protocol.requests import Request

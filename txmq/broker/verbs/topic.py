@@ -7,11 +7,11 @@ import json
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.asking import TOPIC, require_seen, sees
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.shares import TOPIC_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.audit_log import audit
+from txmq.broker.verbs.access.authorizer import TOPIC, require_seen, sees
+from txmq.broker.verbs.access.fair_shares import TOPIC_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.cluster import topics as cluster_topics
-from txmq.broker.verbs.cluster.homes import homes_fields
+from txmq.broker.verbs.cluster.home_listing import homes_fields
 from txmq.broker.verbs.cluster.topic_map import delete_topic
 from txmq.errors import BadRequestError, InvariantError, OverloadedError
 from txmq.protocol.requests import Request

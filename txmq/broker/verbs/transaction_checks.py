@@ -10,8 +10,8 @@ from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, Transaction, TransactionState
-from txmq.broker.verbs.access.asking import TOPIC, WRITE, require
-from txmq.broker.verbs.placing import Part, refuse_unready
+from txmq.broker.verbs.access.authorizer import TOPIC, WRITE, require
+from txmq.broker.verbs.appending import Part, refuse_unready
 from txmq.errors import (
     BadRequestError,
     BrokerError,

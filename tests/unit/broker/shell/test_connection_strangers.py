@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from txmq.broker.shell.connection import STRANGER_BYTES_MAX, Connection
-from txmq.broker.verbs.access.asking import strangers_from_now_on
+from txmq.broker.verbs.access.authorizer import strangers_from_now_on
 from txmq.protocol.peers import peer_name
 from txmq.redo import entries
 

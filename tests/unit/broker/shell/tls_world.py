@@ -11,7 +11,7 @@ from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
 from txmq.broker.shell.throttle import Throttle
-from txmq.broker.shell.tls_door import TlsDoor
+from txmq.broker.shell.tls_transport import TlsTransport
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.tls import ServerTls, TlsSession
@@ -84,7 +84,7 @@ class World:
         """A connection comes."""
         self.served = 0
         self.socket = Socket()
-        self.door = TlsDoor(self.host, self._server.session(), takes_plaintext=self._takes_plaintext)
+        self.door = TlsTransport(self.host, self._server.session(), takes_plaintext=self._takes_plaintext)
         self.door.connection_made(cast(asyncio.Transport, self.socket))
         [self.connection] = self.host.connections
 

@@ -12,7 +12,7 @@ from txmq.broker.core import Core
 from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import new_state
 from txmq.broker.verbs import prepare_commit
-from txmq.broker.verbs.table import VERBS
+from txmq.broker.verbs.verb_table import VERBS
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig

@@ -10,8 +10,8 @@ from tools.images.node import Node
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from tools.simulated.stand_in import StandIn
-from txmq.broker.cluster.asks import Answer, FindAnchor
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
+from txmq.broker.cluster.registry_asks import Answer, FindAnchor
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.client.consumer.assignment import Assignment
 from txmq.client.consumer.homes import ConsumerHomes

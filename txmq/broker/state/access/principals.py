@@ -1,6 +1,7 @@
 """Users, what they may do, and quotas. A fold over the journal.
 
-With a registry they are a copy of what that has (``records.py``), and ``registry_version`` says of which version.
+With a registry they are a copy of what that has (``access_records.py``), and ``registry_version`` says of which
+version.
 
 Invariants:
     * each entry says all of what it is about as it is from now on: redone twice it has the effect of once;
@@ -114,7 +115,7 @@ class Principals:
     def speaker(self, name: str) -> User | None:
         """Whom a connection speaks for that has logged in under a name: a user, or another home's broker."""
         if is_peer(name) and self.between_brokers:
-            return User(name, None, None)  # has no grants: acts for users (``verbs/access/acting.py``)
+            return User(name, None, None)  # has no grants: acts for users (``verbs/access/acting_for_users.py``)
         return self.users.get(name)
 
     def life_of(self, owner: str) -> str:

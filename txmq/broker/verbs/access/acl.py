@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.records import Entry
-from txmq.broker.verbs.access.changes import Plan, Work, carry_out, chosen
+from txmq.broker.state.access.access_records import Entry
+from txmq.broker.verbs.access.access_changes import Plan, Work, carry_out, chosen
 from txmq.broker.verbs.access.users import refuse_last_administrator
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.grants import ADMINISTRATOR, CLUSTER, Grant, read_grants

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.audit import LOGIN_FAILED, audit, refused
+from txmq.broker.verbs.access.audit_log import LOGIN_FAILED, audit, refused
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from txmq.model import is_valid_name

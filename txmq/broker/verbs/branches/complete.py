@@ -17,7 +17,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import CommittedParts
-from txmq.broker.verbs.access.owners import audit_fact
+from txmq.broker.verbs.access.transaction_owners import audit_fact
 from txmq.broker.verbs.recover import placed_rows
 from txmq.broker.verbs.transaction_checks import at_home, txid_of
 from txmq.errors import BadRequestError, FencedError, TransactionConflictError, UnknownTransactionError

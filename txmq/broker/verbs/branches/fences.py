@@ -29,8 +29,8 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession
-from txmq.broker.verbs.access.asking import RESOURCE, SETTLE, require
-from txmq.broker.verbs.access.owners import audit_fence, may_settle
+from txmq.broker.verbs.access.authorizer import RESOURCE, SETTLE, require
+from txmq.broker.verbs.access.transaction_owners import audit_fence, may_settle
 from txmq.broker.verbs.transaction_checks import owner_line, txid_of
 from txmq.errors import FencedError, OverloadedError, TransactionConflictError
 from txmq.redo import entries

@@ -9,7 +9,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.transaction import Transaction
-from txmq.broker.verbs.access.owners import audit_fact
+from txmq.broker.verbs.access.transaction_owners import audit_fact
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.model import TransactionKind, is_valid_name
 from txmq.redo import entries

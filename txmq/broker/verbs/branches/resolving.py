@@ -16,8 +16,8 @@ reported. A home that answers `never-issued` was restored from an older copy, an
 operator ends the branch. To a placed one any 410 means that nothing waits for its report: it was reported, or an
 operator has placed it, and the home that decides did not commit. ``fence`` makes the home refuse a decision that comes
 later, so a slow client is fenced only when it has been gone for a second, or its deadline has passed. 403: whoever
-prepared the branch has named a transaction of somebody else (``access/acting.py``), which does not list it. Nobody but
-its own user or an operator ends it then.
+prepared the branch has named a transaction of somebody else (``access/acting_for_users.py``), which does not list it.
+Nobody but its own user or an operator ends it then.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX
 from txmq.broker.context import Context
 from txmq.broker.state.branch_parts import BranchPart
 from txmq.broker.state.transaction import Transaction, home_group_key
-from txmq.broker.verbs import turns
-from txmq.broker.verbs.access.acting import owner_of
+from txmq.broker.verbs import ordered_commits
+from txmq.broker.verbs.access.acting_for_users import owner_of
 from txmq.broker.verbs.branches.complete import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import txid_of
@@ -44,7 +44,7 @@ _NEVER_ISSUED = NeverIssuedError.wire_name.encode()
 
 def began(context: Context) -> None:
     """The broker has started: what can be placed is, and every branch that the journal brought back is looked at."""
-    turns.place_what_waited(context)
+    ordered_commits.place_what_waited(context)
     for _, transaction in context.state.prepared.behind(0):
         if transaction.is_branch:
             look = Look(transaction.name, transaction.meta["of"])
@@ -144,7 +144,7 @@ def _answered_outcome(context: Context, look: Look, branch: Transaction, code: i
         roll_back(context, *branch.name, 0)
     elif code == _OK and word == b"committed":
         crash_point("broker.branch.told_committed")
-        turns.commit_decided(context, branch)
+        ordered_commits.commit_decided(context, branch)
     elif code == _OK and word == b"unknown":
         _look_for_owner(context, look, branch, rest)
     elif code == _FORBIDDEN or (code == _OK and word == b"prepared"):

@@ -7,9 +7,9 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.asking import TOPIC, is_administrator, sees
+from txmq.broker.verbs.access.authorizer import TOPIC, is_administrator, sees
 from txmq.broker.verbs.branches.listing import waiting
-from txmq.broker.verbs.cluster.homes import known_homes
+from txmq.broker.verbs.cluster.home_listing import known_homes
 from txmq.broker.verbs.cluster.retire import retire
 from txmq.errors import BadRequestError
 from txmq.protocol.requests import Request

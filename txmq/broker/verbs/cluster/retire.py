@@ -11,10 +11,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.asks import Result, RetireHome
+from txmq.broker.cluster.registry_asks import Result, RetireHome
 from txmq.broker.context import Context
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.cluster.events import as_answer
+from txmq.broker.verbs.access.audit_log import audit
+from txmq.broker.verbs.cluster.registry_events import as_answer
 from txmq.errors import BadRequestError, TxmqError, UnavailableError
 from txmq.registry.cluster_metadata import parse_home
 

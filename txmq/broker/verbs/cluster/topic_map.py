@@ -10,8 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from txmq.broker.cluster.asks import DropTopic, Result
-from txmq.broker.cluster.view import ClusterView
+from txmq.broker.cluster.cluster_view import ClusterView
+from txmq.broker.cluster.registry_asks import DropTopic, Result
 from txmq.broker.context import Context
 from txmq.broker.verbs.get import refuse_polls
 from txmq.log.partition import Partition

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.asks import AlterTopic, Answer, Ask, CreateTopic, DeleteTopic, Result
+from txmq.broker.cluster.registry_asks import AlterTopic, Answer, Ask, CreateTopic, DeleteTopic, Result
 from txmq.broker.context import Context
-from txmq.broker.verbs.cluster.events import as_answer, view_of
+from txmq.broker.verbs.cluster.registry_events import as_answer, view_of
 from txmq.errors import TxmqError, UnavailableError
 from txmq.model import TopicConfig
 from txmq.registry.topics import Topic, check_name

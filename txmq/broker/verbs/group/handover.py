@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import chain
 
 from txmq.broker.context import Context
+from txmq.broker.state.group_membership import GroupMembership, Member
 from txmq.broker.state.group_offsets import PLACE_BYTES
-from txmq.broker.state.membership import Member, Membership
-from txmq.broker.verbs.group.anchored import GRANT, grant_next
-from txmq.broker.verbs.group.request import journal_offsets, journal_owned, place_of
+from txmq.broker.verbs.group.exclusive_grant import GRANT, grant_next
+from txmq.broker.verbs.group.group_request import journal_offsets, journal_owned, place_of
 
 REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
@@ -31,7 +31,7 @@ def settle(context: Context, name: str, *, is_again: bool = False) -> None:
     membership.topics_seen, membership.is_changed = topics_seen, False
 
 
-def _hand_over(context: Context, name: str, membership: Membership) -> None:
+def _hand_over(context: Context, name: str, membership: GroupMembership) -> None:
     membership.set_partitions(*_partitions(context, membership))
     if membership.anchor == context.state.home and membership.grant == 0:
         if _may_be_reclaimed(context, name, GRANT):
@@ -82,7 +82,7 @@ def _may_be_reclaimed(context: Context, name: str, place: tuple[int, int]) -> bo
     return known is not None and known.generations.get(place, 0) > 0
 
 
-def _partitions(context: Context, membership: Membership) -> tuple[dict[str, int], dict[str, int]]:
+def _partitions(context: Context, membership: GroupMembership) -> tuple[dict[str, int], dict[str, int]]:
     """How many partitions the topics have that members want, and their ids. Walks over what is wanted, once."""
     wanted = dict.fromkeys(chain.from_iterable(member.topics for member in membership.members.values()))
     found = list(filter(None, map(context.state.topics.find, wanted)))

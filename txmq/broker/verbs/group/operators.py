@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from txmq.broker.state.group_membership import GroupMembership
 from txmq.broker.state.group_offsets import SavedGroup
-from txmq.broker.state.membership import Membership
-from txmq.broker.verbs.access.asking import GROUP, READ, TOPIC, require, require_seen, sees
-from txmq.broker.verbs.access.audit import audit
-from txmq.broker.verbs.access.shares import GROUP_SHARE, note_made
+from txmq.broker.verbs.access.audit_log import audit
+from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require, require_seen, sees
+from txmq.broker.verbs.access.fair_shares import GROUP_SHARE, note_made
 from txmq.broker.verbs.cluster.anchors import release_anchor
-from txmq.broker.verbs.group.anchored import GRANT
-from txmq.broker.verbs.group.handover import settle
-from txmq.broker.verbs.group.request import (
+from txmq.broker.verbs.group.exclusive_grant import GRANT
+from txmq.broker.verbs.group.group_request import (
     GroupRequest,
     journal_offsets,
     journal_owned,
@@ -25,6 +24,7 @@ from txmq.broker.verbs.group.request import (
     refuse_over_bytes,
     refuse_over_groups,
 )
+from txmq.broker.verbs.group.handover import settle
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition
@@ -36,7 +36,7 @@ def describe(request: GroupRequest) -> None:
     """Members, and every partition of the topics that the group has anything to do with."""
     context = request.context
     require_seen(context, request.client, GROUP, request.group)
-    membership = context.groups.get(request.group) or Membership()
+    membership = context.groups.get(request.group) or GroupMembership()
     saved = context.state.saved.named.get(request.group)
     topics = request.words.get("topics", "").split(",")
     if saved is None and not membership.members and topics == [""]:
@@ -70,7 +70,7 @@ def _began(request: GroupRequest, saved: SavedGroup) -> dict[str, Any]:
 
 
 def _described_partitions(
-    request: GroupRequest, saved: SavedGroup, membership: Membership, topics: Iterable[str]
+    request: GroupRequest, saved: SavedGroup, membership: GroupMembership, topics: Iterable[str]
 ) -> list[dict[str, Any]]:
     """Every partition of ``topics``, and of those that the group reads: one that no member has read has lag, too."""
     context, rows = request.context, []

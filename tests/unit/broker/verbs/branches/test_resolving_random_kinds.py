@@ -11,7 +11,7 @@ import pytest
 from tools.images.homes import Cluster, HomeNode
 from tools.images.requests import UUID
 from tools.simulated.disk import SimDisk
-from txmq.broker.verbs import turns
+from txmq.broker.verbs import ordered_commits
 
 from ...support import values
 from .test_resolving_random import KEYS, History, Transaction, keys_of
@@ -154,7 +154,7 @@ def test_what_was_acknowledged_stays_in_front(seed: int) -> None:
 
 
 def test_decision_that_overtakes_an_open_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "must_queue", lambda *_: False)
+    monkeypatch.setattr(ordered_commits, "must_queue", lambda *_: False)
     with pytest.raises(AssertionError, match="order of key"):
         test_what_was_acknowledged_stays_in_front(29)
 

@@ -10,7 +10,7 @@ import pytest
 from tools.images.homes import Cluster, HomeNode, HomeWire
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.cluster.home_conversation import HomeConversation
+from txmq.broker.cluster.interbroker_conversation import InterbrokerConversation
 from txmq.broker.state.access.failed_logins import FREE_MAX
 from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
@@ -124,7 +124,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_secret(theirs: str) -> None:
     add_users(here)
     if theirs:
         add_users(there, here, secret=theirs)
-    conversation = HomeConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+    conversation = InterbrokerConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
     conversation.ask(BranchAsk(7, there.identity.node, "outcome", "t", {}))
     wire = HomeWire(here, there)
     wire.conversation = conversation
@@ -135,7 +135,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_secret(theirs: str) -> None:
 
 def test_what_answers_a_login_without_the_secret_is_not_believed() -> None:
     here, there = two_homes()
-    conversation = HomeConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+    conversation = InterbrokerConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
     told = json.dumps({"home": f"{there.identity.node:016x}", "cluster": f"{here.identity.cluster:016x}"})
     conversation.received(result(200, b"hello", told.encode()), 0.0)
     conversation.received(result(200, b"auth", _server_first(conversation)), 0.0)
@@ -145,7 +145,7 @@ def test_what_answers_a_login_without_the_secret_is_not_believed() -> None:
     assert not conversation.output
 
 
-def _server_first(conversation: HomeConversation) -> bytes:
+def _server_first(conversation: InterbrokerConversation) -> bytes:
     """Of an impostor that makes a salt up."""
     said = b"".join(conversation.output)
     nonce = said.rpartition(b"r=")[2]

@@ -11,9 +11,9 @@ from tools.images.node import Client, Node, small_settings
 from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
-from txmq.broker.cluster.asks import Ask
-from txmq.broker.cluster.view import ClusterView
-from txmq.broker.cluster.work import carry_out
+from txmq.broker.cluster.cluster_view import ClusterView
+from txmq.broker.cluster.registry_asks import Ask
+from txmq.broker.cluster.registry_calls import carry_out
 from txmq.errors import TxmqError
 from txmq.redo import entries, inspect
 from txmq.registry.cluster_metadata import Candidate, Leadership, Registry, Standing, TopicMap

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from txmq.broker.cluster.asks import FindAnchor, ReleaseAnchor
+from txmq.broker.cluster.registry_asks import FindAnchor, ReleaseAnchor
 from txmq.broker.state import pending_groups
 from txmq.broker.state.pending_groups import PendingGroups
 

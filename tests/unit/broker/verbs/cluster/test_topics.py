@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tools.images.requests import batch
-from txmq.broker.cluster import view
-from txmq.broker.cluster.asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
-from txmq.broker.cluster.view import ASKS_MAX
-from txmq.broker.cluster.work import TRIES_MAX, Room, carry_out
+from txmq.broker.cluster import cluster_view
+from txmq.broker.cluster.cluster_view import ASKS_MAX
+from txmq.broker.cluster.registry_asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
+from txmq.broker.cluster.registry_calls import TRIES_MAX, Room, carry_out
 from txmq.broker.state.access.permissions import of_nobody
 from txmq.broker.verbs.cluster.anchors import find_anchor
 from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError
@@ -259,7 +259,7 @@ def test_topic_absent_from_the_registry_keeps_its_messages() -> None:
 
 def test_deletions_too_many_for_one_moment_are_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _two = with_messages()
-    monkeypatch.setattr(view, "ASKS_MAX", 2)
+    monkeypatch.setattr(cluster_view, "ASKS_MAX", 2)
     told_of = [DeletedTopic(topic_id, f"t{topic_id}", (A,)) for topic_id in (1, 2, 3, 4, 5)]
     one.node.core.registry_changed(TopicMap(50, (), tuple(told_of)), [])
     assert list(one.node.state.topics) == []

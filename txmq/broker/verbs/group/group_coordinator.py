@@ -1,0 +1,435 @@
+"""The group coordinator: the verb ``group``, by which members join, send heartbeats and save offsets.
+
+A member joins with the topics it wants, and sends heartbeats. A heartbeat lists the partitions that the member has
+released. The answer lists the partitions that it may consume (each with its generation and saved offset) and those that
+it must release. A heartbeat that names the ``view`` it knows waits until that changes. An offset is saved under the
+generation that came with the partition; any other than the newest is refused, so that a member which slept through a
+hand-over changes nothing.
+
+Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets are journaled, and so are
+generations before a member gets them; members are not (``group_offsets``, ``group_membership``). ``handover`` hands
+over free partitions; ``operators`` has the actions of operators.
+
+Invariants:
+    * a member hears of a partition only after its generation is durable;
+    * a partition that a member had before a restart is given to no other member for a second, unless its member
+      reclaims it;
+    * an offset is saved only under the newest generation of its partition, by its owner, and in the order in which the
+      owner looked (``order``); one that a transaction holds is not saved, and its partition not handed over;
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from txmq.broker.client_connection import MEMBERS_OVER_MAX, ClientConnection
+from txmq.broker.context import Context
+from txmq.broker.state.group_membership import GroupMembership, Member, Owned
+from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
+from txmq.broker.state.pending_groups import Beat
+from txmq.broker.verbs.access.audit_log import refusal_of
+from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require
+from txmq.broker.verbs.access.fair_shares import counted_user
+from txmq.broker.verbs.cluster.anchors import find_anchor
+from txmq.broker.verbs.group.exclusive_grant import (
+    anchor_fields,
+    grant_of,
+    is_anchored,
+    join_anchor,
+    join_elsewhere,
+    leaves,
+)
+from txmq.broker.verbs.group.group_request import (
+    GroupRequest,
+    journal_offsets,
+    place_of,
+    refuse_over_bytes,
+    refuse_over_groups,
+)
+from txmq.broker.verbs.group.handover import note_owned, settle
+from txmq.broker.verbs.group.operators import change_deferred, delete, describe, list_groups, reset
+from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
+from txmq.log.history import LogHistory
+from txmq.model import TopicPartition, is_valid_name
+from txmq.protocol.group_rows import claimed_row, slot_row, split_rows
+from txmq.protocol.offsets import offset_row
+from txmq.protocol.requests import Request
+from txmq.registry.assignors import ASSIGNORS
+
+TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000
+WAIT_MS_MAX = 30_000
+MEMBERS_MAX = 1000  # in one group
+MEMBERS_OF_ALL_MAX = 100_000  # some 500 bytes each, and the names of what it wants
+TOPICS_MAX = 1000  # that one member wants
+SWEPT_A_TICK = 2000  # groups that are swept (``group_offsets``): some 5 ms
+# How many wishes and partitions of groups are looked at in one tick when topics change, 0.2 us each; a group costs as
+# much as 100, and one is looked at in any case.
+WORK_A_TICK, GROUP_WORK = 20_000, 100
+
+
+def group(context: Context, client: ClientConnection, request: Request) -> None:
+    """Dispatch by action."""
+    _, arguments, extensions, body, opaque = request
+    action = _ACTIONS.get(arguments[0].decode())
+    if action is None:
+        raise BadRequestError(f"unknown action {arguments[0].decode()[:40]!r}; known: {', '.join(_ACTIONS)}")
+    name = arguments[1].decode()
+    if not is_valid_name(name) and not (action is list_groups and name == "*"):
+        raise BadRequestError(f"group name {name[:80]!r}: expected 1 to 200 of A-Z a-z 0-9 . _ -")
+    words = {key.decode(): value.decode() for key, value in (extensions or {}).items()}
+    action(GroupRequest(context, client, opaque, name, words, split_rows(body)))
+
+
+# --- members ---------------------------------------------------------------------------------------------------------
+
+
+def _join(request: GroupRequest) -> None:
+    context, name = request.context, request.words.get("member", "")
+    topics = tuple(dict.fromkeys(filter(None, request.words.get("topics", "").split(","))))
+    strategy = request.words.get("strategy", "sticky")
+    if not is_valid_name(name) or not topics or len(topics) > TOPICS_MAX or not all(map(is_valid_name, topics)):
+        raise BadRequestError(f"join needs member=<name> and topics=<name>,<name>... (at most {TOPICS_MAX})")
+    if strategy not in ASSIGNORS:
+        raise BadRequestError(f"strategy={strategy[:40]}: expected one of {', '.join(ASSIGNORS)}")
+    for topic in topics:
+        require(context, request.client, READ, TOPIC, topic)
+    timeout_ms = request.number("timeout", TIMEOUT_MS, TIMEOUT_MS_MIN, TIMEOUT_MS_MAX)
+    member = Member(
+        name, topics, timeout_ms, context.liveness.now_ms, request.client.name, alone="alone" in request.words
+    )
+    member.topics_since, member.incarnation = context.state.topics.changes, request.words.get("incarnation", "")
+    if not is_anchored(context, strategy, member):
+        _admit(request, strategy, member)
+        return
+    refuse_over_groups(request)
+    known = context.pending_groups.anchors.get(request.group)
+    if known is not None:
+        _join_anchored(request, strategy, member, known)
+    else:
+        find_anchor(context, "group", request.group, lambda anchor: _join_anchored(request, strategy, member, anchor))
+
+
+def _join_anchored(request: GroupRequest, strategy: str, member: Member, anchor: int | BrokerError) -> None:
+    """The registry has said which home is the anchor."""
+    if request.client.gone:
+        return
+    try:
+        if isinstance(anchor, BrokerError):
+            raise anchor
+        if anchor not in request.context.state.registration.retired:  # else the registry is about to name another
+            request.context.pending_groups.note_anchor(request.group, anchor)
+        if anchor != request.context.state.home and grant_of(request) == 0:
+            nothing: dict[str, Any] = {"view": 0, "members": 0, "assigned": [], "revoked": []}
+            request.answer({**nothing, "anchor": f"{anchor:016x}"})
+            return
+        if anchor != request.context.state.home:
+            join_elsewhere(request, member.name)
+        _admit(request, strategy, member, anchor)
+    except BrokerError as error:
+        request.context.answer_from_state(request.client, request.opaque, error)
+
+
+def _admit(request: GroupRequest, strategy: str, member: Member, anchor: int | None = None) -> None:
+    context, name, topics = request.context, member.name, member.topics
+    length = 2 if context.cluster is not None else 0  # of a row that tells what the member has at another home
+    reclaimed = [claimed_row(row) for row in request.rows if len(row) != length]
+    elsewhere = [slot_row(row) for row in request.rows if len(row) == length]
+    membership = _membership(request, strategy)
+    _refuse_beside_alone(request.group, membership, member)
+    refuse_over_bytes(context, PLACE_BYTES * _new_places(request, topics))
+    context.member_count += name not in membership.members
+    if anchor == context.state.home:
+        join_anchor(request, membership, member)
+    elif anchor is not None:
+        membership.anchor, membership.holder, membership.grant = anchor, name, grant_of(request)
+    membership.join(member, strategy, _of_other_homes(context, elsewhere))
+    _speaks_for(request, member)
+    saved, continued = context.state.saved.named.get(request.group) or SavedGroup(), []
+    for slot, generation, read in reclaimed:
+        place = place_of(context, slot)
+        if place is not None and generation > 0 and saved.generations.get(place) == generation:
+            if read is not None and not _history_of(context, place).has_read(read[1], read[0]):
+                continue  # it has read what this log never had: it begins anew, under another generation
+            membership.reclaim(name, slot, generation)
+            note_owned(context, request.group, place)
+            continued.append(slot)
+    membership.drop_all_but(name, continued)
+    context.pending_groups.listen(request.group, membership, member.silent_ms)
+    settle(context, request.group)
+    _answer_view(request, membership.members[name])
+
+
+def _membership(request: GroupRequest, strategy: str) -> GroupMembership:
+    groups = request.context.groups
+    membership = groups.get(request.group)
+    if membership is None:
+        refuse_over_groups(request)
+        membership = groups[request.group] = GroupMembership()
+        membership.user = counted_user(request.context, request.client)
+        request.context.pending_groups.unsettled[request.group] = None  # it goes if no member joins
+    if request.words["member"] not in membership.members:
+        if len(membership.members) >= MEMBERS_MAX:
+            raise OverloadedError(f"group {request.group!r} has {MEMBERS_MAX} members")
+        if request.context.member_count >= MEMBERS_OF_ALL_MAX:
+            raise OverloadedError(f"all groups together have {MEMBERS_OF_ALL_MAX} members")
+    if membership.members and membership.strategy != strategy:
+        raise BadRequestError(f"group {request.group!r} uses the strategy {membership.strategy}, not {strategy}")
+    return membership
+
+
+def _new_places(request: GroupRequest, topics: Iterable[str]) -> int:
+    """How many partitions of these the group was never given."""
+    state = request.context.state
+    found = filter(None, map(state.topics.find, topics))
+    return sum(
+        state.saved.is_new_to(request.group, (topic.topic_id, number))
+        for topic in found
+        for number in state.partitions_of[topic.topic_id]
+    )
+
+
+def _refuse_beside_alone(group: str, membership: GroupMembership, newcomer: Member) -> None:
+    others = [member for member in membership.members.values() if member.name != newcomer.name]
+    if others and (newcomer.alone or any(member.alone for member in others)):
+        raise GroupActiveError(f"group {group!r} has a member, and one of the two must be alone in its group")
+
+
+def _heartbeat(request: GroupRequest) -> None:
+    context, (membership, member) = request.context, _member(request)
+    membership.heard(member.name, context.liveness.now_ms)
+    _speaks_for(request, member)
+    membership.release(member.name, [slot_row(row) for row in request.rows])
+    settle(context, request.group)
+    view = request.number("view", 0, 0, 1 << 31)
+    wait_ms = request.number("wait", 0, 0, WAIT_MS_MAX)
+    if view != member.version or wait_ms == 0 or context.stopping:
+        _answer_view(request, member)
+        return
+    incarnation = request.words.get("incarnation", "")
+    heartbeat = Beat(
+        request.client, request.opaque, request.group, member.name, view, context.now_ms + wait_ms, incarnation
+    )
+    context.pending_groups.wait(heartbeat)
+
+
+def _tell_elsewhere(request: GroupRequest) -> None:
+    """A member tells which partitions of other homes it has: the strategy is asked about all of a topic."""
+    context, (membership, member) = request.context, _member(request)
+    membership.heard(member.name, context.liveness.now_ms)
+    slots = _of_other_homes(context, [slot_row(row) for row in request.rows])
+    membership.has_elsewhere(member.name, slots, is_more="more" in request.words)
+    settle(context, request.group)
+    request.answer({})
+
+
+def _of_other_homes(context: Context, slots: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Those that exist, and that this home does not hand out itself."""
+    placed = {topic.topic.config.name: len(topic.homes) for topic in context.state.placed.values()}
+    return [slot for slot in slots if slot[1] < placed.get(slot[0], 0) and place_of(context, slot) is None]
+
+
+def _leave(request: GroupRequest) -> None:
+    membership = request.context.groups.get(request.group)
+    member = membership.members.get(request.words.get("member", "")) if membership is not None else None
+    if membership is not None and member is not None and member.is_of(request.words.get("incarnation", "")):
+        leaves(request.context, request.group, membership, member)
+        membership.leave(member.name)
+        request.context.member_count -= 1
+        request.client.members.discard((request.group, member.name, member.incarnation))
+        settle(request.context, request.group)
+    request.answer({})
+
+
+def _member(request: GroupRequest) -> tuple[GroupMembership, Member]:
+    membership = request.context.groups.get(request.group)
+    member = membership.members.get(request.words.get("member", "")) if membership is not None else None
+    if membership is None or member is None:
+        raise UnknownMemberError(f"group {request.group!r} does not know this member: join (again)")
+    if not member.is_of(request.words.get("incarnation", "")):
+        raise _fenced(request.group, member.name)
+    return membership, member
+
+
+def _speaks_for(request: GroupRequest, member: Member) -> None:
+    client, spoken_for = request.client, (request.group, member.name, member.incarnation)
+    member.connection = client.number
+    if spoken_for not in client.members and len(client.members) >= client.members_bound:
+        client.members = {
+            (name, known.name, known.incarnation) for name, _, known in _members_over(request.context, client)
+        }
+        client.members_bound = 2 * len(client.members) + MEMBERS_OVER_MAX
+    client.members.add(spoken_for)
+
+
+def _fenced(group: str, member: str) -> FencedError:
+    return FencedError(f"another process has joined group {group!r} as {member!r} since: each needs a name of its own")
+
+
+def tick(context: Context) -> None:
+    """Time has passed: members expire, topics came and went, beats that wait are answered."""
+    pending, topics_seen = context.pending_groups, context.state.topics.changes
+    for name, membership in pending.silences.take_due(context.liveness.now_ms):
+        _listen(context, name, membership)
+    unsettled, pending.unsettled = pending.unsettled, {}
+    for name in unsettled:
+        settle(context, name, is_again=True)
+    if topics_seen != pending.topics_seen:
+        pending.topics_seen, pending.outdated = topics_seen, list(context.groups)
+    _settle_outdated(context)
+    if not context.state.saved.is_swept:
+        context.state.saved.sweep(SWEPT_A_TICK)
+    changed, pending.changed = pending.changed, {}
+    for name in changed:
+        for heartbeat in pending.waiting(name):
+            _answer_heartbeat(context, heartbeat)
+    for heartbeat in pending.over.take_all() if context.stopping else pending.over.take_due(context.now_ms):
+        _answer_heartbeat(context, heartbeat)
+
+
+def _settle_outdated(context: Context) -> None:
+    """Tell some groups of the topics that came and went; the others are told with the next ticks."""
+    outdated, work = context.pending_groups.outdated, WORK_A_TICK
+    while outdated and work > 0:
+        name = outdated.pop()
+        membership = context.groups.get(name)
+        if membership is not None:
+            wishes = sum(len(member.topics) for member in membership.members.values())
+            work -= GROUP_WORK + wishes + len(membership.owned)
+            settle(context, name)
+
+
+def _listen(context: Context, name: str, membership: GroupMembership) -> None:
+    """Let members go that fell silent; look again when the next one may have."""
+    now_ms, membership.look_ms = context.liveness.now_ms, 0
+    for member in membership.expired(now_ms):
+        if not _is_unread(context, membership.members[member]):
+            membership.leave(member)
+            context.member_count -= 1
+    if membership.members:
+        due_ms = min(member.silent_ms for member in membership.members.values())
+        context.pending_groups.listen(name, membership, max(due_ms, now_ms + 1))
+    settle(context, name)
+
+
+def _is_unread(context: Context, member: Member) -> bool:
+    """Whether its requests may wait unread: the broker does not read its connection for now."""
+    client = context.clients.get(member.connection)
+    return client is not None and client.held
+
+
+def _answer_heartbeat(context: Context, heartbeat: Beat) -> None:
+    """Answer it if its time is over or its member has a new view."""
+    membership = context.groups.get(heartbeat.group)
+    member = membership.members.get(heartbeat.member) if membership is not None else None
+    refusal = refusal_of(context, heartbeat.client, b"group", READ, GROUP, heartbeat.group)
+    if heartbeat.client.gone:
+        context.pending_groups.answered(heartbeat)
+    elif refusal is not None:
+        _refuse_heartbeat(context, heartbeat, refusal)
+    elif member is None:
+        error = UnknownMemberError(f"group {heartbeat.group!r} does not know this member: join (again)")
+        _refuse_heartbeat(context, heartbeat, error)
+    elif not member.is_of(heartbeat.incarnation):
+        _refuse_heartbeat(context, heartbeat, _fenced(heartbeat.group, heartbeat.member))
+    elif member.version != heartbeat.view or heartbeat.deadline_ms <= context.now_ms or context.stopping:
+        context.pending_groups.answered(heartbeat)
+        _answer_view(GroupRequest(context, heartbeat.client, heartbeat.opaque, heartbeat.group, {}, []), member)
+
+
+def _refuse_heartbeat(context: Context, heartbeat: Beat, error: BrokerError) -> None:
+    context.pending_groups.answered(heartbeat)
+    context.answer_from_state(heartbeat.client, heartbeat.opaque, error)
+
+
+def disconnected(context: Context, client: ClientConnection) -> None:
+    """A connection is gone: its members have a moment to come back."""
+    for name, membership, member in _members_over(context, client):
+        membership.lost(member.name, context.liveness.now_ms)
+        context.pending_groups.listen(name, membership, member.silent_ms)
+
+
+def read_again(context: Context, client: ClientConnection) -> None:
+    """A connection that was held is read from now on: the silence of its members begins anew."""
+    for _, membership, member in _members_over(context, client):
+        membership.heard(member.name, context.liveness.now_ms)
+
+
+def _members_over(context: Context, client: ClientConnection) -> Iterator[tuple[str, GroupMembership, Member]]:
+    for name, member, incarnation in client.members:
+        membership = context.groups.get(name)
+        known = membership.members.get(member) if membership is not None else None
+        if (
+            membership is not None
+            and known is not None
+            and known.is_of(incarnation)
+            and known.connection == client.number
+        ):
+            yield name, membership, known
+
+
+def _answer_view(request: GroupRequest, member: Member) -> None:
+    context, membership = request.context, request.context.groups[request.group]
+    owned, revoked = membership.view(member.name)
+    saved = context.state.saved.named.get(request.group) or SavedGroup()
+    assigned, logs = [], []
+    for slot, generation in owned:
+        place = place_of(context, slot)
+        at = saved.offsets.get(place) if place is not None else None
+        assigned.append([*slot, generation, at.offset if at else None, at.deferred if at else None])
+        logs.append(None if place is None else _history_of(context, place).text)
+    view = {"view": member.version, "members": len(membership.members), "assigned": assigned, "revoked": revoked}
+    request.answer({**view, "logs": logs, **anchor_fields(context, membership, member)})
+
+
+def _history_of(context: Context, place: tuple[int, int]) -> LogHistory:
+    return context.state.partitions_of[place[0]][place[1]].history
+
+
+# --- offsets ---------------------------------------------------------------------------------------------------------
+
+
+def _save(request: GroupRequest) -> None:
+    """Save offsets, ``[topic, partition, generation, offset, deferred]``; name refused ones, save the others."""
+    context, name = request.context, request.words.get("member", "")
+    membership = context.groups.get(request.group)
+    order = request.number("order", 0, 0, (1 << 63) - 1)
+    rows: list[list[Any]] = []
+    owners: list[Owned] = []
+    refused: list[list[Any]] = []
+    for row in request.rows:
+        stated = offset_row(row)
+        slot = stated[:2]
+        place = place_of(context, slot)
+        owned = _owner(context, request.group, slot, place)
+        if place is None or owned is None or (owned.member, owned.generation) != (name, stated.generation):
+            refused.append([*slot, owned.generation if owned is not None else 0])
+        elif (request.group, *place) in context.state.saved.held:
+            refused.append([*slot, owned.generation])
+        elif order and order <= owned.order:
+            continue  # looked at before something newer was saved, and overtaken by it
+        else:
+            owners.append(owned)
+            rows.append([*place, stated.offset, stated.deferred])
+    refuse_over_bytes(context, context.state.saved.growth_bytes(request.group, rows))
+    for owned in owners:
+        owned.order = order
+    if membership is not None and name in membership.members:
+        membership.heard(name, context.liveness.now_ms)
+    journal_offsets(context, request.group, rows)
+    request.answer({"refused": refused})
+
+
+def _owner(context: Context, group: str, slot: TopicPartition, place: tuple[int, int] | None) -> Owned | None:
+    """The owner of the partition; None for one of a topic made anew, until ``settle`` hands it over."""
+    membership = context.groups.get(group)
+    owned = membership.owned.get(slot) if membership is not None else None
+    if owned is None or place is None or context.state.saved.generation(group, place) != owned.generation:
+        return None
+    return owned
+
+
+_ACTIONS: dict[str, Callable[[GroupRequest], None]] = {
+    "join": _join, "heartbeat": _heartbeat, "elsewhere": _tell_elsewhere, "leave": _leave, "save": _save,
+    "describe": describe, "list": list_groups, "reset": reset, "deferred": change_deferred, "delete": delete,
+}  # fmt: skip
