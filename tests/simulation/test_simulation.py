@@ -9,7 +9,7 @@ import pytest
 from tools.simulation.__main__ import campaign, digest_elsewhere, report
 from tools.simulation.run import Result, simulate
 from tools.simulation.world import SITUATIONS
-from txmq.client.consumer.offsets.store import next_order
+from txmq.client.consumer.offsets.offset_store import next_order
 
 SEEDS = 50  # `make simulate` plays more
 # What the fifty do not meet is looked for here, and further on if histories have moved.

@@ -63,7 +63,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/passwords.py": (frozenset({"os"}), "the variable of a password"),
-    "txmq/client/consumer/retry/file_store.py": (frozenset({"pathlib"}), "the retry store is a local store"),
+    "txmq/client/consumer/retry/retry_store.py": (frozenset({"pathlib"}), "the retry store is a local store"),
     "txmq/client/spooling/spool.py": (
         frozenset({"sqlite3", "pathlib"}),
         "the spool is a local store, with a commit of its own: ARCHITECTURE.md, Decisions",

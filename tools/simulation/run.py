@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tools.images.check import comparable
 from tools.images.node import Node
 from tools.simulated.clock import SimRandom
-from txmq.client.consumer.offsets.store import order_anew
+from txmq.client.consumer.offsets.offset_store import order_anew
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records

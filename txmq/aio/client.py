@@ -24,9 +24,9 @@ from txmq.client.client import Client as SyncClient
 from txmq.client.client import require_broker
 from txmq.client.consumer.consumer import DEFAULTS, ConsumerOptions
 from txmq.client.consumer.consumer import Consumer as SyncConsumer
-from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.offsets.offset_store import OffsetStore
 from txmq.client.partitioner import PartitionSelector
-from txmq.client.relay.database import Durability
+from txmq.client.relay.database_side import Durability
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedOptions
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer as SyncOrderedProducer
 from txmq.client.transport.destination import Address

@@ -17,7 +17,7 @@ from txmq.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     import txmq
     from txmq.client.admin.deferred import Retries, Row, Selection
-    from txmq.client.consumer.retry.file_store import RetryStore
+    from txmq.client.consumer.retry.retry_store import RetryStore
     from txmq.model import Message
 
 app = typer.Typer(
@@ -170,7 +170,7 @@ def _retries(client: txmq.Client, group: str, store: RetryStore | None) -> Retri
 @contextmanager
 def _opened(path: Path | None) -> Iterator[RetryStore | None]:
     """The retry store, if one is named, for a block; a missing file is not created."""
-    from txmq.client.consumer.retry.file_store import RetryStore
+    from txmq.client.consumer.retry.retry_store import RetryStore
 
     if path is None:
         yield None

@@ -8,7 +8,12 @@ from txmq.client.client import Client, connect
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
-from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, OffsetStoreWithTransactions, StoredOffset
+from txmq.client.consumer.offsets.offset_store import (
+    OffsetPosition,
+    OffsetStore,
+    OffsetStoreWithTransactions,
+    StoredOffset,
+)
 from txmq.client.consumer.offsets.zookeeper_store import ZooKeeperOffsetStore
 from txmq.client.partitioner import (
     FixedSelector,

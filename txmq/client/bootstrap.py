@@ -18,7 +18,7 @@ from txmq.addresses import (
     parse_user,
     split_address,
 )
-from txmq.client.look_up import LookUp
+from txmq.client.leader_lookup import LookUp
 from txmq.client.passwords import PASSWORD, of_environment, read_password
 from txmq.client.transport.destination import Address
 from txmq.client.transport.login import Login

@@ -29,13 +29,13 @@ from txmq.client.arguments import (
 )
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.offsets.offset_store import OffsetStore
 from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.reading import Fetcher
-from txmq.client.relay.database import Durability
+from txmq.client.relay.database_side import Durability
 from txmq.client.relay.relay import Relay
 from txmq.client.routes import Routes
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions

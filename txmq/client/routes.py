@@ -3,8 +3,8 @@
 Theory of operation. The first link leads to the bootstrap addresses. A broker that is alone owns every partition, so
 that link stays the only one (``is_lone``). A broker with a registry says so in its answer to ``hello``: the link is
 bound to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
-(``route_map``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s, and a
-partition never moves. A broker that does not own a partition refuses it with 409: the topic is asked for again.
+(``metadata_cache``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s,
+and a partition never moves. A broker that does not own a partition refuses it with 409: the topic is asked for again.
 
 A home that cannot be reached may be led elsewhere by now: before another attempt, the other brokers are asked
 (``cluster homes``). Only live links are asked, and a connection of its own to any known address: so that no attempt to
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
-from txmq.client.route_map import RouteMap
+from txmq.client.metadata_cache import MetadataCache
 from txmq.client.transport.destination import Address, AnyBroker
 from txmq.client.transport.login import Login
 from txmq.client.transport.reconnecting import END_S_MAX, have_ended
@@ -83,7 +83,7 @@ class Routes:
         )
         self.login = bootstrap.login
         self._on_unknown_topic, self._link_type = on_unknown_topic, link_type
-        self._map = RouteMap()
+        self._map = MetadataCache()
         self._cluster: str | None = None  # as the first broker with a registry has said
         self._lock = Lock()
         self._first = self._new_link()

@@ -21,7 +21,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.utils.module_loading import import_string
 
 from txmq.addresses import is_ensemble, parse_bootstrap, parse_ensemble
-from txmq.client.relay.database import Durability
+from txmq.client.relay.database_side import Durability
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.model import is_valid_name

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, OffsetStore, StoredOffset
 from txmq.errors import FencedError, StorageError, TransactionStateError
 from txmq.model import TopicPartition
 

@@ -15,7 +15,7 @@ from tests.crash_points import at_moment
 from tests.services.outbox.databases import connector_of
 from tests.services.outbox.relaying import started
 from txmq.client.partitioner import KeyHashSelector
-from txmq.client.relay import broker as relay_broker
+from txmq.client.relay import broker_side as relay_broker
 from txmq.client.relay.relay import Relay
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import BEHIND

@@ -11,7 +11,7 @@ from pathlib import Path
 import txmq
 from tests.services.consumer.consuming import WAIT_S
 from txmq.client.consumer.consumer import Consumer, ConsumerOptions
-from txmq.client.consumer.retry.file_store import RetryStore
+from txmq.client.consumer.retry.retry_store import RetryStore
 from txmq.errors import UnknownGroupError
 from txmq.model import Message
 from txmq.testing.eventually import eventually

@@ -26,7 +26,7 @@ from tools.simulated.disk import SimDisk
 from txmq.client.consumer.offsets import database_store
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
-from txmq.client.consumer.offsets.store import (
+from txmq.client.consumer.offsets.offset_store import (
     BrokerOffsetStore,
     OffsetPosition,
     OffsetStore,

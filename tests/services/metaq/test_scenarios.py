@@ -38,22 +38,22 @@ SimpleFetchManagerUnitTest: normal       test_five_messages_arrive_as_they_were
                                          tests/unit/broker/verbs/test_get.py::
                                          test_damaged_segment_is_an_internal_error_and_affects_no_other
   retry too many, delay, rollbackOnly    test_six_deliveries_in_place_then_from_the_retry_store;
-                                         tests/unit/client/consumer/test_partition.py::
+                                         tests/unit/client/consumer/test_consumed_partition.py::
                                          test_failed_message_comes_again_in_time_and_holds_the_position
   increase maxSize                       test_big_messages_and_many_messages_arrive_equal
 MessageIteratorUnitTest                  tests/unit/log/test_batch.py::
                                          test_batch_that_breaks_rule_is_refused_and_rule_named;
                                          tests/unit/client/test_client_bulk_and_reading.py::
                                          test_messages_before_the_offset_are_dropped
-FetchRequestQueueUnitTest                tests/unit/client/consumer/test_partition.py::
+FetchRequestQueueUnitTest                tests/unit/client/consumer/test_consumed_partition.py::
                                          test_full_buffer_fetch_under_way_and_error_hold_fetching_up
 DefaultStrategy-, ConsistStrategyUnitTest tests/unit/registry/test_assignors.py::
                                          test_every_partition_of_metaqs_own_cases_is_consumed
 BaseOffset-, LocalOffsetStorageUnitTest  tests/services/consumer/test_offset_stores.py::
                                          test_file_after_any_crash_has_the_last_or_current_save
-RecoverStorageManagerUnitTest            tests/unit/client/consumer/retry/test_file_store.py::
+RecoverStorageManagerUnitTest            tests/unit/client/consumer/retry/test_retry_store.py::
                                          test_what_was_put_is_there_for_whoever_opens_file_next;
-                                         tests/unit/client/consumer/retry/test_file_store.py::
+                                         tests/unit/client/consumer/retry/test_retry_store.py::
                                          test_a_message_put_again_replaces_itself_and_is_removed_once
 OrderedMessagePartitionSelectorUnitTest  tests/unit/client/test_partitioner.py::
                                          test_equal_keys_go_to_one_partition;
@@ -88,7 +88,7 @@ import pytest
 import txmq
 from tests.services.consumer.consuming import WAIT_S, take, values
 from tests.services.loop_client import Connect
-from txmq.client.consumer import handover
+from txmq.client.consumer import partition_handover
 from txmq.client.consumer.consumer import Consumer
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -140,7 +140,7 @@ def scene(
     shared_broker: BrokerProcess, connect: Connect, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
     """A client, and names that no other test uses. What a member has got it acknowledges, on a busy machine, too."""
-    monkeypatch.setattr(handover, "HAND_OVER_S", 60.0)
+    monkeypatch.setattr(partition_handover, "HAND_OVER_S", 60.0)
     with connect(shared_broker.address, timeout=30.0) as client:
         yield Scene(client, request.node.name.removeprefix("test_")[:150].rstrip("]").replace("[", "-"))
 

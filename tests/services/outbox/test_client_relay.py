@@ -17,7 +17,7 @@ import pytest
 
 import txmq
 from tests.logged import said
-from txmq.client.relay.database import RelayDatabase
+from txmq.client.relay.database_side import RelayDatabase
 from txmq.errors import ClosedError, ConfigError, OutboxStoppedError, RequestTimeoutError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess

@@ -18,8 +18,8 @@ import txmq
 from tests.crash_points import at_moment
 from tests.logged import said
 from tools.simulated.clock import SimClock
-from txmq.client.relay.broker import RelayBroker
-from txmq.client.relay.database import TURN_S, RelayDatabase
+from txmq.client.relay.broker_side import RelayBroker
+from txmq.client.relay.database_side import TURN_S, RelayDatabase
 from txmq.client.relay.relay import Relay
 from txmq.errors import ConfigError, OutboxStoppedError
 from txmq.outbox.outbox import Outbox

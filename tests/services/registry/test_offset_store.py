@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, OffsetStore, StoredOffset
 from txmq.client.consumer.offsets.zookeeper_store import ZooKeeperOffsetStore
 from txmq.errors import StorageError
 from txmq.testing.offset_store_contract import GROUP, SLOT, OffsetStoreContract

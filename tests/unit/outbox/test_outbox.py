@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tools.simulated.clock import SimClock
-from txmq.client.relay.database import RelayDatabase
+from txmq.client.relay.database_side import RelayDatabase
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import UNITS_MAX, Outbox
 from txmq.outbox.relay_core import Claim, Locked, Read

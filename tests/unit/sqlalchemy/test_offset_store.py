@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.schema import CreateTable
 
 import txmq
-from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, FencedError
 from txmq.sqlalchemy import DatabaseOffsetStore
 

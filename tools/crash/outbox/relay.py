@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from tools.outbox_model import mutations
 from txmq.cli import main as cli
-from txmq.client.relay import database
+from txmq.client.relay import database_side
 from txmq.outbox.page import Waiting
 from txmq.outbox.tables import OutboxTables
 
@@ -44,7 +44,7 @@ def without(rule: str) -> Iterator[None]:
 def main(config: str, rule: str = "") -> None:
     """Until SIGTERM."""
     sys.argv = ["txmq", "outbox", "run", "--config", config]
-    with patch.object(database, "LEASE_MS", int(LEASE_S * 1000)), without(rule):
+    with patch.object(database_side, "LEASE_MS", int(LEASE_S * 1000)), without(rule):
         cli.main()
 
 

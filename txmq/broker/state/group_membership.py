@@ -103,7 +103,8 @@ class GroupMembership:
         anchor: if one member must have everything, over several homes: the home that says which one.
         holder, grant: that member, and the number under which it was granted everything; 0 if it was not yet.
         is_clean: the holder before it had left in order.
-        is_changed: members or what they may have changed since it was last settled (``verbs/group/handover``).
+        is_changed: members or what they may have changed since it was last settled
+            (``verbs/group/partition_handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
         user: whose member was the first; empty: the group counts for nobody (``verbs/access/fair_shares``).

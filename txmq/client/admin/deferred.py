@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.client.consumer.partition import Waiting
+from txmq.client.consumer.consumed_partition import Waiting
 from txmq.client.consumer.retry.deferred import parsed, text_of
-from txmq.client.consumer.retry.file_store import RetryStore, Stored
+from txmq.client.consumer.retry.retry_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
 from txmq.errors import GroupActiveError, OffsetOutOfRangeError, StorageError, UnknownTopicError
 from txmq.model import Message

@@ -1,9 +1,9 @@
 """Consumers: a group's partitions of some topics, in order per partition, each message until it is acknowledged.
 
-Theory of operation. The group's coordinator says which partitions are ours (``membership``, a thread). A second thread
-keeps a ``get`` open at the broker for every partition that has room (``fetcher``, a connection of its own), and checks
-the answers (``read_ahead``). ``poll``, iteration and ``run`` (``listener``) take from what was fetched, partition by
-partition in turn (``assignment``). ``ack`` marks; marks are saved every ``offset_save_interval``,
+Theory of operation. The group's coordinator says which partitions are ours (``group_member``, a thread). A second
+thread keeps a ``get`` open at the broker for every partition that has room (``fetcher``, a connection of its own), and
+checks the answers (``read_ahead``). ``poll``, iteration and ``run`` (``listener``) take from what was fetched,
+partition by partition in turn (``assigned_partitions``). ``ack`` marks; marks are saved every ``offset_save_interval``,
 and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. ``failures`` decides what becomes
 of a message that fails.
 
@@ -19,14 +19,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from txmq.client.arguments import WAIT_S_MAX, require_number
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
+from txmq.client.consumer.consumer_homes import ConsumerHomes
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.homes import ConsumerHomes
 from txmq.client.consumer.listener import Handle, Listener
-from txmq.client.consumer.offsets.entry import StoreEntry
-from txmq.client.consumer.offsets.store import NoOffsetStore
+from txmq.client.consumer.offsets.offset_store import NoOffsetStore
+from txmq.client.consumer.offsets.store_entry import StoreEntry
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings, MemberSettings
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
@@ -66,8 +66,8 @@ class Consumer:
         except BaseException:
             self._entry.leave()
             raise
-        # In the order that ``assignment`` says.
-        self._assignment = Assignment(self, settings, self._clock, log)
+        # In the order that ``assigned_partitions`` says.
+        self._assignment = AssignedPartitions(self, settings, self._clock, log)
         self._dead_letters = DeadLetters(client, settings.group, self.name, log, self._assignment.log_at)
         self._deferred = DeferredMessages(
             client, settings.saved_as, contents, self._dead_letters, self._assignment.changed, log,

@@ -17,12 +17,12 @@ Invariants:
 
 from __future__ import annotations
 
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DEFERRED_S_MAX, DeferredMessages
-from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
+from txmq.client.consumer.retry.retry_store import SIZE_BYTES_MAX
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import TxmqError
 from txmq.model import Message
@@ -42,7 +42,7 @@ class Failures:
     """See the module's docstring. Thread safety: any thread."""
 
     def __init__(
-        self, assignment: Assignment, deferred: DeferredMessages, dead_letters: DeadLetters, acks: PendingAcks,
+        self, assignment: AssignedPartitions, deferred: DeferredMessages, dead_letters: DeadLetters, acks: PendingAcks,
         settings: ConsumerSettings, clock: Clock, log: Logger,
     ) -> None:  # fmt: skip
         self._assignment, self._deferred, self._dead_letters, self._acks = assignment, deferred, dead_letters, acks

@@ -24,8 +24,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.options import FETCH_SIZE_BYTES_MIN
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.reply import Waiter

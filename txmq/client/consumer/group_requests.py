@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.offsets.offset_store import OffsetPosition
 from txmq.client.consumer.options import MemberSettings
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import FencedError, StorageError, UnknownTopicError

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from txmq.client.consumer.assignment import IDLE_S_MAX, TURN_S, Assignment
+from txmq.client.consumer.assigned_partitions import IDLE_S_MAX, TURN_S, AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import thread_number
 
 if TYPE_CHECKING:
-    from txmq.client.consumer.homes import ConsumerHomes
+    from txmq.client.consumer.consumer_homes import ConsumerHomes
 
 Handle = Callable[[Message], object]
 
@@ -33,7 +33,7 @@ class Listener:
     """
 
     def __init__(
-        self, assignment: Assignment, failures: Failures, homes: ConsumerHomes, clock: Clock, handle: Handle
+        self, assignment: AssignedPartitions, failures: Failures, homes: ConsumerHomes, clock: Clock, handle: Handle
     ) -> None:
         self._assignment, self._failures, self._homes = assignment, failures, homes
         self._clock, self._handle = clock, handle

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from txmq.client.arguments import WAIT_S_MAX, require_choice, require_kind, require_name, require_number, require_path
-from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.offsets.offset_store import OffsetStore
 from txmq.errors import ConfigError
 from txmq.model import Message, is_valid_name
 from txmq.registry.assignors import ASSIGNORS

@@ -30,8 +30,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.client.consumer.assignment import Assignment
-from txmq.client.consumer.offsets.store import (
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition, PendingAck
+from txmq.client.consumer.offsets.offset_store import (
     OffsetPosition,
     OffsetStore,
     OffsetStoreWithTransactions,
@@ -40,7 +41,6 @@ from txmq.client.consumer.offsets.store import (
     called,
     next_order,
 )
-from txmq.client.consumer.partition import ConsumedPartition, PendingAck
 from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
 from txmq.errors import (
     ClosedError,
@@ -60,7 +60,7 @@ from txmq.xid import TxId
 
 if TYPE_CHECKING:
     from txmq.client.client import Client
-    from txmq.client.consumer.homes import ConsumerHomes
+    from txmq.client.consumer.consumer_homes import ConsumerHomes
 
 ASK_TIMEOUT_S = 5.0
 ASK_AGAIN_S, ASK_AGAIN_S_MAX = 0.05, 1.0
@@ -84,7 +84,7 @@ class PendingAcks:
     """
 
     def __init__(
-        self, client: Client, assignment: Assignment, homes: ConsumerHomes, group: str,
+        self, client: Client, assignment: AssignedPartitions, homes: ConsumerHomes, group: str,
         store: OffsetStore | OffsetStoreWithTransactions | None,
     ) -> None:  # fmt: skip
         self.client, self.group = client, group

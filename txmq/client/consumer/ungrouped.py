@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.client.consumer.membership import RETRY_S, Assigned
+from txmq.client.consumer.group_member import RETRY_S, Assigned
 from txmq.client.consumer.options import MemberSettings
 from txmq.client.topics import Topics
 from txmq.errors import ClosedError, TxmqError, UnknownTopicError
@@ -25,7 +25,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Signal, start_daemon
 
 if TYPE_CHECKING:
-    from txmq.client.consumer.homes import ConsumerHomes
+    from txmq.client.consumer.consumer_homes import ConsumerHomes
 
 
 class UngroupedConsumer:

@@ -25,8 +25,8 @@ from txmq.client.producer import bulk
 from txmq.client.producer.batches import RECORD_OVERHEAD_BYTES, ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
 from txmq.client.producer.completion import Completion
-from txmq.client.producer.headers import Content, checked_content
 from txmq.client.producer.home_senders import HomeSenders
+from txmq.client.producer.message_checks import Content, checked_content
 from txmq.client.producer.sender import Sender
 from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.checker import CheckBacks

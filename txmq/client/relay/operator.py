@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
-from txmq.client.relay.broker import RelayBroker
-from txmq.client.relay.database import LEASE_MS, RelaySession
+from txmq.client.relay.broker_side import RelayBroker
+from txmq.client.relay.database_side import LEASE_MS, RelaySession
 from txmq.errors import RequestTimeoutError, TxmqError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import TopicKey

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from txmq.client.relay.broker import RelayBroker
-from txmq.client.relay.database import Durability, RelayDatabase
-from txmq.client.relay.watch import BacklogWatch
+from txmq.client.relay.backlog_watch import BacklogWatch
+from txmq.client.relay.broker_side import RelayBroker
+from txmq.client.relay.database_side import Durability, RelayDatabase
 from txmq.errors import ClosedError, ConfigError, OutboxStoppedError, RequestTimeoutError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.relay_core import (

@@ -11,7 +11,7 @@ Invariants:
     * A partition is sent to from ``begin`` on, until it is given up or handed over, and then not before the next
       ``begin``. In between ``start`` sends nothing.
     * Batches with a sequence are handed over first, then those without, in the order of sending.
-    * The session's identity is on disk before a batch is sent in it (``sessions``).
+    * The session's identity is on disk before a batch is sent in it (``spool_sessions``).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from txmq.client.producer.batches import (
 from txmq.client.producer.completion import Completion
 from txmq.client.producer.core import ProducerCore
 from txmq.client.producer.sender import Sender
-from txmq.client.spooling.sessions import Sessions
 from txmq.client.spooling.spool_rows import SpoolIdentity
+from txmq.client.spooling.spool_sessions import Sessions
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
 from txmq.client.transport.reply import Waiter

@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool_rows import Entry
+from txmq.client.spooling.spool_sessions import stamped
 from txmq.errors import RemoteProtocolError
 from txmq.log import records
 from txmq.log.batch import HEADER

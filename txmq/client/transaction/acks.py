@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from txmq.client.consumer.partition import ConsumedPartition
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import TransactionError, TransactionStateError
 from txmq.model import Message, Outcome

@@ -21,7 +21,7 @@ from django.test import TestCase, TransactionTestCase, override_settings
 import txmq
 from tests.services.django_app.shop.models import Order
 from tests.services.django_app.shop.views import TOPIC, order
-from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.offsets.offset_store import OffsetPosition
 from txmq.client.relay.relay import Relay
 from txmq.client.transaction.current import enclosing
 from txmq.django import checks, offset_store, relay, send, sending, stray_sends

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.client.consumer.homes_fixture import Cluster, Scene
 from txmq.client.admin.groups import Groups
-from txmq.client.consumer.membership import GroupMember
+from txmq.client.consumer.group_member import GroupMember
 from txmq.errors import BrokerAwayError, ConnectionLostError, GroupActiveError, PartialResultError, UnknownGroupError
 
 

@@ -13,10 +13,10 @@ from tools.simulated.stand_in import StandIn
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.cluster.registry_asks import Answer, FindAnchor
 from txmq.broker.state.silence_clock import TICK_MS
-from txmq.client.consumer.assignment import Assignment
-from txmq.client.consumer.homes import ConsumerHomes
-from txmq.client.consumer.membership import GroupMember
-from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumer_homes import ConsumerHomes
+from txmq.client.consumer.group_member import GroupMember
+from txmq.client.consumer.offsets.offset_store import OffsetStore
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.errors import ClosedError, ConnectionLostError, TxmqError, UnknownMemberError
 from txmq.model import PartitionRange, TopicConfig, TopicPartition
@@ -170,7 +170,7 @@ class Scene:
         deferred: Any = SimpleNamespace(
             take_over=lambda *_: None, go_on=lambda *_: None, remove=lambda *_: None
         )  # fmt: skip
-        self.assignment = Assignment(None, settings, cluster.clock, get_logger())
+        self.assignment = AssignedPartitions(None, settings, cluster.clock, get_logger())
         self.homes = ConsumerHomes(
             client, self.assignment, deferred, settings, settings.member(f"{name}-1"), store, get_logger()
         )

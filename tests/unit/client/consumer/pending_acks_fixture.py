@@ -6,12 +6,12 @@ from typing import Any
 
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import AnyClass, StandIn
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition, Waiting
 from txmq.client.consumer.failures import Failures
+from txmq.client.consumer.offsets.offset_store import BrokerOffsetStore, OffsetPosition, StoredOffset
 from txmq.client.consumer.offsets.saver import OffsetSaver
-from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, StoredOffset
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import StorageError
 from txmq.model import Message, Outcome
@@ -81,7 +81,7 @@ class PendingAcksFixture:
         self.client.routes = StandIn(link_of_home=lambda _: self.client)
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions(), offset_store=store)
         self.calls: list[str] = []
-        self.share = Assignment(None, settings, self.client.clock, get_logger())
+        self.share = AssignedPartitions(None, settings, self.client.clock, get_logger())
         contents = StandIn(remove=lambda *_: None)
         kept_in = store if store is not None else BrokerOffsetStore(lambda _: ())
         self.offsets = Saver(self.share, kept_in, contents, "g", get_logger())

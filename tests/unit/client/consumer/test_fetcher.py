@@ -13,6 +13,7 @@ from tests.interrupts import Strike
 from tests.logged import said
 from tools.simulated.clock import SimClock
 from txmq.client.consumer import fetcher
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.fetcher import (
     FETCH_AGAIN_S,
     FETCH_DAMAGED_S,
@@ -20,7 +21,6 @@ from txmq.client.consumer.fetcher import (
     ConsumerFetcher,
     _Fetch,
 )
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.errors import StorageError
 from txmq.log import records
 from txmq.log.batch import HEADER_SIZE, checksum, stamp, stored_crc

@@ -10,11 +10,11 @@ import pytest
 from tests.logged import said
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import AnyClass, StandIn
-from txmq.client.consumer.assignment import TURN_S, Assignment
+from txmq.client.consumer.assigned_partitions import TURN_S, AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition, Waiting
 from txmq.client.consumer.failures import Failures
 from txmq.client.consumer.listener import Listener
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition, Waiting
 from txmq.model import Message
 from txmq.runtime.logging import SPARING_S, get_logger
 
@@ -57,7 +57,7 @@ class ListenerFixture:
     def __init__(self, max_retries: int, *, is_kept: bool, accept: Callable[[Message], bool] | None = None) -> None:
         settings = ConsumerSettings("g", ("orders",), "earliest", max_retries, ConsumerOptions(accept=accept))
         self.clock, log = SimClock(), get_logger()
-        self.share, self.dead_letters = Assignment(None, settings, self.clock, log), DeadLetters()
+        self.share, self.dead_letters = AssignedPartitions(None, settings, self.clock, log), DeadLetters()
         self.acks = StandIn(rejected=lambda _: False, is_store_away=lambda _: False, may_give_up=lambda _: True)
         contents = Contents(is_kept=is_kept)
         self.failures = Failures(self.share, contents, self.dead_letters, self.acks, settings, self.clock, log)

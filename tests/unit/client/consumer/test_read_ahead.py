@@ -10,7 +10,7 @@ from txmq.client.consumer.read_ahead import ReadAhead
 from txmq.log import records
 from txmq.model import Message
 
-from .test_partition import message, raw_batch
+from .test_consumed_partition import message, raw_batch
 
 
 def take(ahead: ReadAhead, count: int) -> list[int]:

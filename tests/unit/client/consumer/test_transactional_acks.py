@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.client.consumer.pending_acks_fixture import SLOT, PendingAcksFixture, consumed, message
-from txmq.client.consumer.partition import ConsumedPartition, PendingAck, Waiting
+from txmq.client.consumer.consumed_partition import ConsumedPartition, PendingAck, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError, TransactionStateError
 from txmq.model import Outcome
 from txmq.protocol.offsets import OffsetRow

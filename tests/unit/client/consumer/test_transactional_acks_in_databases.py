@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.client.consumer.pending_acks_fixture import SLOT, deferred, in_database, message
-from txmq.client.consumer.offsets.store import StoredOffset
-from txmq.client.consumer.partition import Waiting
+from txmq.client.consumer.consumed_partition import Waiting
+from txmq.client.consumer.offsets.offset_store import StoredOffset
 from txmq.errors import FencedError, RolledBackError, StorageError, TransactionStateError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.logged import said
-from txmq.client.consumer.membership import Assigned
+from txmq.client.consumer.group_member import Assigned
 from txmq.client.consumer.options import MemberSettings
 from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.errors import ConnectionLostError, UnknownTopicError

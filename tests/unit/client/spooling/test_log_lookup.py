@@ -7,8 +7,8 @@ import pytest
 from tests.unit.log.support import NUMBER, make_batch, make_placed
 from tools.simulated.stand_in import AnyClass
 from txmq.client.spooling.log_lookup import StoredInLog, look_up
-from txmq.client.spooling.sessions import stamped
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity
+from txmq.client.spooling.spool_sessions import stamped
 from txmq.errors import InvalidBatchError
 from txmq.log import batch
 from txmq.model import PartitionRange

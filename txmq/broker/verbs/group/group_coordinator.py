@@ -7,8 +7,8 @@ generation that came with the partition; any other than the newest is refused, s
 hand-over changes nothing.
 
 Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets are journaled, and so are
-generations before a member gets them; members are not (``group_offsets``, ``group_membership``). ``handover`` hands
-over free partitions; ``operators`` has the actions of operators.
+generations before a member gets them; members are not (``group_offsets``, ``group_membership``). ``partition_handover``
+hands over free partitions; ``operators`` has the actions of operators.
 
 Invariants:
     * a member hears of a partition only after its generation is durable;
@@ -47,8 +47,8 @@ from txmq.broker.verbs.group.group_request import (
     refuse_over_bytes,
     refuse_over_groups,
 )
-from txmq.broker.verbs.group.handover import note_owned, settle
 from txmq.broker.verbs.group.operators import change_deferred, delete, describe, list_groups, reset
+from txmq.broker.verbs.group.partition_handover import note_owned, settle
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.log.history import LogHistory
 from txmq.model import TopicPartition, is_valid_name

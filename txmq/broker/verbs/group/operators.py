@@ -24,7 +24,7 @@ from txmq.broker.verbs.group.group_request import (
     refuse_over_bytes,
     refuse_over_groups,
 )
-from txmq.broker.verbs.group.handover import settle
+from txmq.broker.verbs.group.partition_handover import settle
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, StoredOffset
 from txmq.errors import (
     ConfigError,
     FencedError,

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 from txmq.client.arguments import require_kind
-from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, CorruptRecordError, DirectoryInUseError, FencedError, StorageError
 from txmq.model import TopicPartition
 from txmq.runtime.os_disk import OSDisk

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from txmq.client.consumer.assignment import Assignment
-from txmq.client.consumer.offsets.store import (
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
+from txmq.client.consumer.offsets.offset_store import (
     BrokerOffsetStore,
     OffsetPosition,
     OffsetStore,
@@ -22,7 +23,6 @@ from txmq.client.consumer.offsets.store import (
     asked,
     next_order,
 )
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text, parsed
 from txmq.errors import StorageError
 from txmq.model import TopicPartition
@@ -44,7 +44,7 @@ class OffsetSaver:
     """
 
     def __init__(
-        self, assignment: Assignment, store: OffsetStore, contents: DeferredMessages, group: str, log: Logger,
+        self, assignment: AssignedPartitions, store: OffsetStore, contents: DeferredMessages, group: str, log: Logger,
         home: int = 0, saving: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._store, self._contents, self._group, self._log = assignment, store, contents, group, log

@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from txmq.addresses import parse_ensemble
-from txmq.client.consumer.offsets.store import OffsetPosition, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, StoredOffset
 from txmq.errors import ConfigError, FencedError, OffsetStoreAwayError, RegistryAwayError, StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.registry.zookeeper.session import (

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HEADER = "txmq.dead."
 VALUE = HEADER + "value"
 REASON_BYTES_MAX = 1000
-LogAt = Callable[[TopicPartition, int], str]  # ``Assignment.log_at``
+LogAt = Callable[[TopicPartition, int], str]  # ``AssignedPartitions.log_at``
 
 
 class DeadLetters:

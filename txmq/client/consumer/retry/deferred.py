@@ -1,7 +1,7 @@
 """What a consumer does with messages that fail: deferred, retried later, dead-lettered in the end.
 
 Theory of operation. A message that failed ``max_retries`` times in place is deferred. Its content is stored
-(``file_store`` or ``topic_store``), its offset is noted in the ``ConsumedPartition``, then it is acknowledged, so that
+(``retry_store`` or ``topic_store``), its offset is noted in the ``ConsumedPartition``, then it is acknowledged, so that
 the partition moves on. The note is saved with the group's offset (``deferred``) and decides: JSON ``[[offset,
 failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, with ``copy`` if the content is in the
 retry topic.
@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from txmq.client.consumer.partition import ConsumedPartition, Waiting
+from txmq.client.consumer.consumed_partition import ConsumedPartition, Waiting
 from txmq.client.consumer.retry.dead_letters import DeadLetters, LogAt
-from txmq.client.consumer.retry.file_store import RetryStore, Stored
+from txmq.client.consumer.retry.retry_store import RetryStore, Stored
 from txmq.client.consumer.retry.topic_store import RetryTopic
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
 from txmq.model import Message, TopicPartition

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from txmq.client.consumer.retry.file_store import Stored
+from txmq.client.consumer.retry.retry_store import Stored
 from txmq.client.consumer.retry.topic_producer import TopicProducer
 from txmq.errors import OffsetOutOfRangeError, TooLargeError, UnknownTopicError
 from txmq.model import Message, SendResult

@@ -10,12 +10,12 @@ import pytest
 
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import StandIn
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.group_requests import GroupRequests
+from txmq.client.consumer.offsets.offset_store import BrokerOffsetStore, NoOffsetStore, OffsetStore
 from txmq.client.consumer.offsets.saver import OffsetSaver
-from txmq.client.consumer.offsets.store import BrokerOffsetStore, NoOffsetStore, OffsetStore
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings, MemberSettings
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.errors import StorageError
 from txmq.runtime.logging import get_logger
 
@@ -30,7 +30,7 @@ class SaverFixture:
         self.refused = refused
         self.meanwhile: Callable[[], None] = lambda: None
         settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions())
-        self.assignment = Assignment(None, settings, SimClock(), get_logger())
+        self.assignment = AssignedPartitions(None, settings, SimClock(), get_logger())
         requests = GroupRequests(StandIn(call=self.call), MEMBER)
         contents = StandIn(remove=lambda *_: None)
         kept_in = store if store is not None else BrokerOffsetStore(requests.save)

@@ -11,7 +11,7 @@ import pytest
 
 import txmq
 from tools.simulated.zookeeper import SimSession, SimZooKeeper
-from txmq.client.consumer.offsets.store import OffsetPosition, OffsetStore, StoredOffset
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, OffsetStore, StoredOffset
 from txmq.client.consumer.offsets.zookeeper_store import ZooKeeperOffsetStore
 from txmq.errors import ConfigError, StorageError
 from txmq.testing.offset_store_contract import GROUP, SLOT, OffsetStoreContract

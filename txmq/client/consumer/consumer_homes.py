@@ -19,17 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.client.consumer.assignment import Assignment
-from txmq.client.consumer.beginnings import Beginnings
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
+from txmq.client.consumer.exclusive_grant import ExclusiveGrant
 from txmq.client.consumer.fetcher import ConsumerFetcher
-from txmq.client.consumer.grant import Grant
+from txmq.client.consumer.group_member import Assigned, GroupMember, OtherHomes
 from txmq.client.consumer.group_requests import GroupRequests
-from txmq.client.consumer.handover import Handover
-from txmq.client.consumer.membership import Assigned, GroupMember, OtherHomes
+from txmq.client.consumer.initial_offsets import Beginnings
+from txmq.client.consumer.offsets.offset_store import BrokerOffsetStore, OffsetPosition, OffsetStore
 from txmq.client.consumer.offsets.saver import OffsetSaver
-from txmq.client.consumer.offsets.store import BrokerOffsetStore, OffsetPosition, OffsetStore
 from txmq.client.consumer.options import ConsumerSettings, MemberSettings
-from txmq.client.consumer.partition import ConsumedPartition
+from txmq.client.consumer.partition_handover import Handover
 from txmq.client.consumer.retry.deferred import DeferredMessages
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
@@ -60,7 +60,7 @@ class ConsumerHomes:
     """
 
     def __init__(
-        self, client: Client, assignment: Assignment, deferred: DeferredMessages, settings: ConsumerSettings,
+        self, client: Client, assignment: AssignedPartitions, deferred: DeferredMessages, settings: ConsumerSettings,
         membership: MemberSettings, store: OffsetStore | None, log: Logger, enter: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         self._client, self._assignment, self._deferred = client, assignment, deferred
@@ -69,7 +69,7 @@ class ConsumerHomes:
         self._acks: PendingAcks | None = None
         self._beginnings: Beginnings | None = None
         is_alone = membership.strategy == "exclusive" or (store is not None and not store.is_shared)
-        self._grant = Grant(assignment, lambda: len(client.routes.links())) if is_alone else None
+        self._grant = ExclusiveGrant(assignment, lambda: len(client.routes.links())) if is_alone else None
         self._homes: tuple[ConsumerHome, ...] = ()
         self._members: tuple[GroupMember, ...] = ()
         self._is_closing = False

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tools.simulated.clock import SimClock, SimRandom
-from txmq.client.look_up import PAUSE_S, QUIET_S, LookUp
+from txmq.client.leader_lookup import PAUSE_S, QUIET_S, LookUp
 from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError
 from txmq.runtime.os_clock import OSClock, OSRandom

@@ -23,7 +23,7 @@ class _KnownTopic(NamedTuple):
     homes: tuple[int, ...]  # of each partition
 
 
-class RouteMap:
+class MetadataCache:
     """See the module's docstring. Changes replace what is there, so that it can be read without a lock.
 
     Attributes:

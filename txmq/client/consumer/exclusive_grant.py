@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from txmq.client.consumer.assignment import Assignment
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
 
 
-class Grant:
+class ExclusiveGrant:
     """See the module's docstring. A broker that is alone, and members that share, know of no grant. Thread-safe.
 
     Args:
@@ -28,7 +28,7 @@ class Grant:
         number: of the grant; 0 without one.
     """
 
-    def __init__(self, assignment: Assignment, count_homes: Callable[[], int]) -> None:
+    def __init__(self, assignment: AssignedPartitions, count_homes: Callable[[], int]) -> None:
         self._assignment, self._count_homes = assignment, count_homes
         self.anchor: int | None = None
         self.number = 0

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txmq.client.consumer.assignment import Assignment
-from txmq.client.consumer.beginnings import Beginnings
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.fetcher import ConsumerFetcher
-from txmq.client.consumer.membership import Assigned
+from txmq.client.consumer.group_member import Assigned
+from txmq.client.consumer.initial_offsets import Beginnings
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, next_order
 from txmq.client.consumer.offsets.saver import OffsetSaver
-from txmq.client.consumer.offsets.store import OffsetPosition, next_order
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.client.consumer.retry.deferred import DeferredMessages, deferred_text
-from txmq.client.consumer.retry.file_store import SIZE_BYTES_MAX
+from txmq.client.consumer.retry.retry_store import SIZE_BYTES_MAX
 from txmq.errors import TxmqError
 from txmq.log.history import LogHistory, parsed
 from txmq.model import TopicPartition
@@ -36,8 +36,9 @@ class Handover:
     """See the module's docstring. Thread safety: the thread of the home's member."""
 
     def __init__(
-        self, assignment: Assignment, deferred: DeferredMessages, offsets: OffsetSaver, fetcher: ConsumerFetcher,
-        client: Client, settings: ConsumerSettings, log: Logger, beginnings: Beginnings | None = None,
+        self, assignment: AssignedPartitions, deferred: DeferredMessages, offsets: OffsetSaver,
+        fetcher: ConsumerFetcher, client: Client, settings: ConsumerSettings, log: Logger,
+        beginnings: Beginnings | None = None,
     ) -> None:  # fmt: skip
         self._assignment, self._deferred, self._offsets, self._fetcher = assignment, deferred, offsets, fetcher
         self._home, self._beginnings = offsets.home, beginnings

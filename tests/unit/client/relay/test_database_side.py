@@ -10,7 +10,7 @@ import pytest
 
 from tests.logged import said
 from tools.simulated.clock import SimClock
-from txmq.client.relay.database import RelayDatabase
+from txmq.client.relay.database_side import RelayDatabase
 from txmq.outbox.outbox import Outbox
 
 

@@ -22,9 +22,9 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.client.consumer.grant import Grant
+from txmq.client.consumer.exclusive_grant import ExclusiveGrant
 from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
-from txmq.client.consumer.offsets.store import StoredOffset
+from txmq.client.consumer.offsets.offset_store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
 from txmq.errors import (
     ClosedError,
@@ -45,8 +45,8 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, start_daemon
 
 if TYPE_CHECKING:
-    from txmq.client.consumer.handover import Handover
     from txmq.client.consumer.offsets.saver import OffsetSaver
+    from txmq.client.consumer.partition_handover import Handover
     from txmq.client.consumer.transactional_acks import PendingAcks
 
 RETRY_S = 0.1
@@ -87,7 +87,7 @@ class OtherHomes(NamedTuple):
     number: int = 0
     held: Callable[[], frozenset[TopicPartition]] = frozenset
     after_round: Callable[[], None] = lambda: None
-    grant: Grant | None = None
+    grant: ExclusiveGrant | None = None
     enter: Callable[[], bool] = lambda: True
 
 

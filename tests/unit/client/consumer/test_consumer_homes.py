@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.client.consumer.homes_fixture import Cluster, Scene
 from txmq.broker.state.state import State
-from txmq.client.consumer.membership import GroupMember
+from txmq.client.consumer.group_member import GroupMember
 from txmq.errors import GroupActiveError
 from txmq.model import TopicPartition
 

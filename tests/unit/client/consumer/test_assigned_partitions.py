@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tools.simulated.clock import SimClock
-from txmq.client.consumer.assignment import TURN_S, Assignment
+from txmq.client.consumer.assigned_partitions import TURN_S, AssignedPartitions
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.model import Message
 from txmq.runtime.logging import get_logger
 
 
-def _share(*counts: int) -> Assignment:
+def _share(*counts: int) -> AssignedPartitions:
     """Partitions with so many messages ahead."""
     settings = ConsumerSettings("g", ("orders",), "earliest", 5, ConsumerOptions())
-    share = Assignment("consumer", settings, SimClock(), get_logger())
+    share = AssignedPartitions("consumer", settings, SimClock(), get_logger())
     for partition, count in enumerate(counts):
         slot = ("orders", partition)
         consumed = share.partitions[slot] = ConsumedPartition(slot, 1, 0, 0)

@@ -13,9 +13,9 @@ import pytest
 from tests.logged import said
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import StandIn
+from txmq.client.consumer.group_member import Assigned, GroupMember, OtherHomes
 from txmq.client.consumer.group_requests import GroupRequests, SupersededError
-from txmq.client.consumer.membership import Assigned, GroupMember, OtherHomes
-from txmq.client.consumer.offsets.store import StoredOffset
+from txmq.client.consumer.offsets.offset_store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
 from txmq.errors import (
     ConnectionLostError,

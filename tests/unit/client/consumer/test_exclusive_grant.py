@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.client.consumer.homes_fixture import Cluster, Scene
 from tools.simulated.disk import SimDisk
-from txmq.client.consumer.membership import GroupMember
+from txmq.client.consumer.group_member import GroupMember
 from txmq.client.consumer.offsets.file_store import FileOffsetStore
 from txmq.errors import GroupActiveError
 from txmq.model import TopicPartition

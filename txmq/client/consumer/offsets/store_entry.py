@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from txmq.client.consumer.offsets.store import OffsetStore
+from txmq.client.consumer.offsets.offset_store import OffsetStore
 from txmq.errors import OffsetStoreAwayError
 from txmq.runtime.logging import Logger, Sparingly
 from txmq.runtime.ports import Clock

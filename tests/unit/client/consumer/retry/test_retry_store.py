@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.open_files import open_files
-from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting
+from txmq.client.consumer.consumed_partition import DEFERRED_MESSAGES_MAX, ConsumedPartition, Waiting
 from txmq.client.consumer.retry.deferred import deferred_text, parsed
-from txmq.client.consumer.retry.file_store import RetryStore, Stored
+from txmq.client.consumer.retry.retry_store import RetryStore, Stored
 from txmq.errors import StorageError
 from txmq.model import Message
 from txmq.protocol.offsets import DEFERRED_SIZE_MAX

@@ -1,10 +1,10 @@
 """The partitions that a consumer has, and delivery from them.
 
-Theory of operation. The member's thread (``membership``, through ``handover``) adds and removes partitions, the fetcher
-fills their buffers, the application's threads take messages, acknowledge and reject them (``failures``,
-``transactional_acks``), and offsets are saved (``offsets/saver``). One lock guards all of it, ``Assignment.changed``:
-every ``ConsumedPartition``, and the dictionary that holds them. It is notified whenever there may be something to take,
-or nothing ever again. No request is sent and no file is written while it is held.
+Theory of operation. The member's thread (``group_member``, through ``partition_handover``) adds and removes partitions,
+the fetcher fills their buffers, the application's threads take messages, acknowledge and reject them (``failures``,
+``transactional_acks``), and offsets are saved (``offsets/saver``). One lock guards all of it,
+``AssignedPartitions.changed``: every ``ConsumedPartition``, and the dictionary that holds them. It is notified whenever
+there may be something to take, or nothing ever again. No request is sent and no file is written while it is held.
 
 The parts are made in one order, each with the ones before it in its constructor, so that no part needs a later one:
 assignment, deferred messages, homes (each with saver, fetcher and handover), transactional
@@ -16,8 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
+from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.options import ConsumerSettings
-from txmq.client.consumer.partition import ConsumedPartition
 from txmq.errors import ClosedError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger, Sparingly, in_words
@@ -36,7 +36,7 @@ class _ParentsLock(Condition):
         raise ClosedError("this consumer is the parent process's: make one here")
 
 
-class Assignment:
+class AssignedPartitions:
     """See the module's docstring. Thread safety: any thread.
 
     Attributes:

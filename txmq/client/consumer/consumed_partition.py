@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from txmq.client.consumer.offsets.store import OffsetPosition
+from txmq.client.consumer.offsets.offset_store import OffsetPosition
 from txmq.client.consumer.read_ahead import ReadAhead
 from txmq.log.history import LogHistory
 from txmq.log.records import RawBatch

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from txmq.client.consumer.partition import DEFERRED_MESSAGES_MAX, NO_ROOM, ConsumedPartition, Waiting, key_crc
+from txmq.client.consumer.consumed_partition import DEFERRED_MESSAGES_MAX, NO_ROOM, ConsumedPartition, Waiting, key_crc
 from txmq.client.consumer.retry.deferred import deferred_text, parsed
 from txmq.model import Message
 
