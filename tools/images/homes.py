@@ -13,7 +13,7 @@ from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.cluster.interbroker_conversation import InterbrokerConversation
 from txmq.config import BrokerSettings
 from txmq.protocol.answers import encode_all
-from txmq.redo import identity
+from txmq.redo import directory_identity
 from txmq.registry.cluster_metadata import HomeEntry, TopicMap
 from txmq.xid import TxId
 
@@ -35,7 +35,7 @@ class _Identity(SimRandom):
 def directory(cluster: int, home: int) -> SimDisk:
     """An empty data directory of a home."""
     disk = SimDisk()
-    identity.load_or_create(disk, _Identity(cluster, home), SimClock())
+    directory_identity.load_or_create(disk, _Identity(cluster, home), SimClock())
     return disk
 
 

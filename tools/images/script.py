@@ -18,7 +18,7 @@ from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.model import TopicPartition
 from txmq.protocol.branches import encode_branch
-from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from .node import Node
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, cast
 
 from txmq.runtime import loop_stream, strands, workers
-from txmq.runtime.owner import current_process
+from txmq.runtime.caller import current_process
 from txmq.runtime.ports import Stream
 from txmq.runtime.tls import ClientTls
 

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
-from txmq.runtime import owner, threads
+from txmq.runtime import caller, threads
 from txmq.runtime.crashpoints import SimulatedCrash
 
 from .world import Simulation
@@ -413,8 +413,8 @@ class SimSignal:
         return found
 
 
-class SimTurn(threads.Turn):
-    """In place of ``txmq.runtime.threads.Turn``: waits in simulated time."""
+class SimExclusive(threads.Exclusive):
+    """In place of ``txmq.runtime.threads.Exclusive``: waits in simulated time."""
 
     def _new_signal(self) -> threads.Signal:
         return cast("threads.Signal", SimSignal())
@@ -456,8 +456,9 @@ def _new_condition() -> tuple[SimRLock, SimCondition]:
 
 
 _OF_THREADS: dict[Callable[..., Any], Callable[..., Any]] = {
-    threads.Signal: SimSignal, threads.Turn: SimTurn, threads.new_lock: SimLock, threads.new_future: SimFuture,
-    threads.new_condition: _new_condition, threads.start_daemon: _start_daemon, threads.start_threads: _start_threads,
+    threads.Signal: SimSignal, threads.Exclusive: SimExclusive, threads.new_lock: SimLock,
+    threads.new_future: SimFuture, threads.new_condition: _new_condition, threads.start_daemon: _start_daemon,
+    threads.start_threads: _start_threads,
 }  # fmt: skip
 
 
@@ -472,7 +473,7 @@ def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     global _threads
     doors = {
         threads.Lock: SimLock, threads.Condition: SimCondition, threads.RLock: SimRLock, threads.Future: SimFuture,
-        owner.current_owner: _current_owner,
+        caller.current_owner: _current_owner,
     } | {real: _but_in_strands(real, simulated) for real, simulated in _OF_THREADS.items()} | replaced  # fmt: skip
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):

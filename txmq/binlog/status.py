@@ -25,7 +25,7 @@ from txmq.client import Client, DatabaseOffsetStore
 from txmq.client.spooling.write_ahead import WriteAheadSpool
 from txmq.errors import StorageError, TxmqError
 from txmq.model import TopicPartition
-from txmq.runtime.owner import host_name
+from txmq.runtime.caller import host_name
 
 ANSWERS = "answers"
 _NOT_THERE = ((1146,), (1049,))  # ER_NO_SUCH_TABLE; MySQL's ER_BAD_DB_ERROR for a table in no database

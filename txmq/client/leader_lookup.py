@@ -15,7 +15,7 @@ from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError, TxmqError
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Clock, Random
-from txmq.runtime.threads import Attempt, Turn, watch_forks
+from txmq.runtime.threads import Attempt, Exclusive, watch_forks
 
 PAUSE_S: Final = Backoff(0.1, 2.0)
 QUIET_S: Final = 2 * PAUSE_S.most  # without a look-up for so long the next pause is the shortest again
@@ -45,7 +45,7 @@ class LookUp:
 
     def __init__(self, ask: Callable[[float], Sequence[Address]], clock: Clock, random: Random) -> None:
         self._ask, self._clock, self._random = ask, clock, random
-        self._turn = Turn()
+        self._turn = Exclusive()
         self._told: _Told | None = None
         self._pause_s = 0.0
         self._not_before = float("-inf")
@@ -92,4 +92,4 @@ class LookUp:
 
     def forked(self) -> None:
         """In a forked child: a thread of the parent may have had its turn."""
-        self._turn = Turn()
+        self._turn = Exclusive()

@@ -84,7 +84,7 @@ class FixedSelector(PartitionSelector):
         return self._partition
 
 
-class Turn:
+class StickyPartition:
     """The partition that takes a topic's messages without a key for now.
 
     Attributes:

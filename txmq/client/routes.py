@@ -41,7 +41,7 @@ from txmq.errors import (
 from txmq.protocol.commands import Word
 from txmq.protocol.json_text import Fields, json_object
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Attempt, Lock, Turn, watch_forks
+from txmq.runtime.threads import Attempt, Exclusive, Lock, watch_forks
 
 if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
@@ -90,7 +90,7 @@ class Routes:
         self._links: dict[int, HomeLink] = {}
         self.is_lone = True
         self.likely_home: int | None = None
-        self._asking = Turn()  # to ask for the homes
+        self._asking = Exclusive()  # to ask for the homes
         self._asked_at = self._refresh_at = float("-inf")
         self._closed = False
         watch_forks(self)
@@ -424,7 +424,7 @@ class Routes:
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""
-        self._lock, self._asking = Lock(), Turn()
+        self._lock, self._asking = Lock(), Exclusive()
 
 
 class _Scout(AnyBroker):

@@ -31,9 +31,9 @@ from itertools import islice, pairwise
 from typing import Any, Final
 
 from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError, UnknownTopicError
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.history import Lives, LogHistory, log_name, with_life
-from txmq.log.reader import Extent, WouldWaitError, find_time, read_chunk
+from txmq.log.segment_reader import Extent, WouldWaitError, find_time, read_chunk
 from txmq.model import TopicConfig
 
 _UNKNOWN_MS = -1

@@ -14,7 +14,7 @@ from typing import Any, Final
 from txmq.errors import BadRequestError
 from txmq.model import TopicPartition
 from txmq.protocol.json_text import read_json
-from txmq.protocol.offsets import is_number, is_topic, offset_row, refuse_too_many
+from txmq.protocol.transaction_offsets import is_number, is_topic, offset_row, refuse_too_many
 
 PIECE_SIZE_BYTES = 60 << 10  # every broker takes it, whatever its ``request_size_bytes_max``
 PIECE_ROWS = 1000

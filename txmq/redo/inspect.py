@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecordError, StorageError, TxmqError
-from txmq.redo import checkpoint, entries, identity, tail_rewrite
-from txmq.redo.files import list_bases
+from txmq.redo import checkpoint, directory_identity, entries, tail_rewrite
+from txmq.redo.journal_files import list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     GROUP,
@@ -247,8 +247,8 @@ def _end(walk: Walk, rule: Rule) -> Iterator[Finding]:
 
 def _check_identity(disk: Disk) -> Iterator[Finding]:
     try:
-        if identity.load(disk) is None:
-            yield Finding(identity.PATH, 0, "missing", is_damage=bool(list_bases(disk)))
+        if directory_identity.load(disk) is None:
+            yield Finding(directory_identity.PATH, 0, "missing", is_damage=bool(list_bases(disk)))
     except StorageError as error:
         yield _finding(error)
 

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from txmq.errors import InvariantError, JournalFailedError, JournalFullError, TooLargeError, caused
 from txmq.model import Lsn
-from txmq.redo.files import JournalFiles, lacks_descriptors
+from txmq.redo.journal_files import JournalFiles, lacks_descriptors
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     GROUP,

@@ -49,8 +49,8 @@ from typing import Final, NamedTuple
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.model import Lsn
 from txmq.redo import tail_rewrite
-from txmq.redo.files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
 from txmq.redo.journal import Found, Head, Journal
+from txmq.redo.journal_files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
 from txmq.redo.record_format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
 from txmq.redo.scan import At, Behind, Cursor, OnRecord, look, look_behind, open_file, read_records
 from txmq.runtime.ports import Disk, File

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from txmq.redo.files import is_disk_full
+from txmq.redo.journal_files import is_disk_full
 from txmq.redo.record_format import DIRECTORY, FileHeader, file_path
 from txmq.runtime.ports import Disk, File
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from txmq.runtime import net, owner, strands
+from txmq.runtime import caller, net, strands
 from txmq.runtime.ports import Buffer, Stream
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LoopStream:
 
     def __init__(self, host: strands.Host, number: int, tcp: Stream) -> None:
         self._host, self._number = host, number
-        self._process = owner.current_process()
+        self._process = caller.current_process()
         self._tcp = tcp
         self._write: Callable[[], None] | None = None
         self._waiting: list[asyncio.Future[None]] = []  # for room
@@ -100,7 +100,7 @@ class LoopStream:
             return
         loop, number = self._host.loop, self._number
         self._number = -1
-        if self._process == owner.current_process() and not loop.is_closed():  # a forked child shares the loop's epoll
+        if self._process == caller.current_process() and not loop.is_closed():  # a forked child shares the loop's epoll
             loop.remove_reader(number)
             loop.remove_writer(number)
         self._tcp.close()

@@ -20,8 +20,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from txmq.runtime.ports import Clock
 
 __all__ = [
-    "Attempt", "Condition", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal", "Turn", "blocking",
-    "new_condition", "new_future", "new_lock", "off_loop", "processor_count", "sheltered", "start_daemon",
+    "Attempt", "Condition", "Exclusive", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal",
+    "blocking", "new_condition", "new_future", "new_lock", "off_loop", "processor_count", "sheltered", "start_daemon",
     "start_threads", "thread_number", "to_end", "until_terminated", "watch_exit", "watch_forks", "watch_strands",
 ]  # fmt: skip
 
@@ -196,7 +196,7 @@ class Signal:
 
 
 class Attempt:
-    """One attempt to take a turn."""
+    """One attempt to take an ``Exclusive``."""
 
     __slots__ = ("is_over",)
 
@@ -204,7 +204,7 @@ class Attempt:
         self.is_over = False
 
 
-class Turn:
+class Exclusive:
     """What one thread has at a time, and may hold over calls.
 
     A lock would stay taken if a KeyboardInterrupt struck after its ``acquire``. Each attempt has its own object, which
@@ -212,11 +212,11 @@ class Turn:
 
         me = Attempt()
         try:
-            if turn.take(me):
+            if exclusive.take(me):
                 ...
         finally:
             me.is_over = True
-            turn.leave(me)
+            exclusive.leave(me)
     """
 
     __slots__ = ("_holder", "_lock", "_waiting")

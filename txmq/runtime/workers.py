@@ -19,7 +19,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from txmq.runtime.owner import current_process
+from txmq.runtime.caller import current_process
 from txmq.runtime.threads import Signal
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from tools.simulated.disk import SimDisk
 from txmq.broker.cluster import registry_asks
 from txmq.broker.state.access.access_records import user_record
 from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
-from txmq.protocol.peers import peer_name, peer_password
+from txmq.protocol.interbroker_login import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt
 from txmq.registry.access import Access
 from txmq.registry.cluster_metadata import HomeEntry, TopicMap

@@ -11,7 +11,7 @@ from types import ModuleType
 from tools.simulated.disk import SimDisk
 from tools.simulated.file import SimFile
 from txmq.log import batch, records
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
 

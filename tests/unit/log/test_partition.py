@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
 from txmq.log import batch, records
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
 

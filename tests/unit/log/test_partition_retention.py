@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import OffsetOutOfRangeError
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.model import TopicConfig
 
 from .support import TIME_MS, Log, make_batch, with_fields

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.protocol.group_rows import PIECE_ROWS, PIECE_SIZE_BYTES, in_pieces
-from txmq.protocol.offsets import ROWS_MAX
+from txmq.protocol.transaction_offsets import ROWS_MAX
 
 LEAST_REQUEST_SIZE_BYTES = 64 << 10
 

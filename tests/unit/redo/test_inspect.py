@@ -12,11 +12,11 @@ from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
 from txmq.redo import checkpoint, entries, inspect
-from txmq.redo.identity import load_or_create
+from txmq.redo.directory_identity import load_or_create
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, record_size
 
 from .support import FILE_SIZE, content, flip, open_journal, payload, put
-from .test_identity import SeededRandom
+from .test_directory_identity import SeededRandom
 
 
 def _disk() -> SimDisk:

@@ -15,7 +15,7 @@ from tools.simulated.disk_model import Op, Sync
 from txmq.errors import ConfigError, InvariantError, JournalFailedError, JournalFullError, TooLargeError
 from txmq.model import Lsn
 from txmq.redo import inspect
-from txmq.redo.files import BALLAST, Settings, list_bases
+from txmq.redo.journal_files import BALLAST, Settings, list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, payload_size_max, record_size, unpack_file_header
 from txmq.runtime.ports import Buffer
 

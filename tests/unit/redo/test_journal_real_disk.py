@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from txmq.redo import checkpoint, inspect
-from txmq.redo.files import list_bases
-from txmq.redo.identity import LOCK_PATH, load_or_create
+from txmq.redo.directory_identity import LOCK_PATH, load_or_create
+from txmq.redo.journal_files import list_bases
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.os_disk import OSDisk
 
 from .support import NODE, open_journal, payload
-from .test_identity import SeededRandom
+from .test_directory_identity import SeededRandom
 
 
 def test_a_life_with_rotation_checkpoint_release_and_restart(tmp_path: Path) -> None:

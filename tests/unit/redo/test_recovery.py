@@ -12,7 +12,7 @@ from tools.simulated.disk_model import Rename, Sync, SyncDirectory, Write
 from txmq.errors import CorruptRecordError, DirectoryInUseError, JournalFailedError, StorageError
 from txmq.model import Lsn
 from txmq.redo import recovery, tail_rewrite
-from txmq.redo.files import Settings, list_bases
+from txmq.redo.journal_files import Settings, list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
     FORMAT_VERSION,

@@ -11,7 +11,7 @@ from tools.simulated.disk import SimDisk
 from tools.simulated.disk_model import Image
 from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
-from txmq.redo.files import list_bases
+from txmq.redo.journal_files import list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, file_path, record_size, unpack_file_header
 from txmq.redo.recovery import Walk
 from txmq.redo.scan import Cursor

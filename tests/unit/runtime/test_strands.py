@@ -14,9 +14,9 @@ from txmq.runtime.os_clock import OSClock
 from txmq.runtime.strands import Host, LoopClock, current, required
 from txmq.runtime.threads import (
     Attempt,
+    Exclusive,
     Future,
     Signal,
-    Turn,
     blocking,
     new_condition,
     new_future,
@@ -114,7 +114,7 @@ def test_signal_that_was_set_before_is_not_lost() -> None:
 
 def test_turn_is_handed_from_strand_to_strand() -> None:
     async def scenario(host: Host) -> None:
-        turn, clock, order = Turn(), LoopClock(OSClock()), list[int]()
+        turn, clock, order = Exclusive(), LoopClock(OSClock()), list[int]()
 
         def work(number: int) -> None:
             me = Attempt()

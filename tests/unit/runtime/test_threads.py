@@ -11,7 +11,7 @@ import pytest
 from tests.interrupts import Strike
 from txmq.runtime import threads
 from txmq.runtime.os_clock import OSClock
-from txmq.runtime.threads import Attempt, Turn
+from txmq.runtime.threads import Attempt, Exclusive
 
 CLOCK = OSClock()
 
@@ -25,7 +25,7 @@ def test_name_bound_before_strands_are_there_knows_them(monkeypatch: pytest.Monk
 
 
 def test_turn_that_is_left_goes_to_each_thread_that_waits() -> None:
-    turn, holder, takers = Turn(), Attempt(), list[bool]()
+    turn, holder, takers = Exclusive(), Attempt(), list[bool]()
 
     def work() -> None:
         me = Attempt()
@@ -44,7 +44,7 @@ def test_turn_that_is_left_goes_to_each_thread_that_waits() -> None:
 
 
 def test_waiting_thread_is_woken_when_the_turn_is_left() -> None:
-    turn, holder = Turn(), Attempt()
+    turn, holder = Exclusive(), Attempt()
     assert turn.take(holder)
     waiting = threading.Thread(target=turn._wait, args=(threading.TIMEOUT_MAX,))
     waiting.start()
@@ -56,7 +56,7 @@ def test_waiting_thread_is_woken_when_the_turn_is_left() -> None:
 
 
 def test_wait_for_a_turn_ends_with_its_deadline() -> None:
-    turn, holder, me = Turn(), Attempt(), Attempt()
+    turn, holder, me = Exclusive(), Attempt(), Attempt()
     assert turn.take(holder)
     assert not turn.take_before(CLOCK.monotonic(), me, CLOCK)
     turn.leave(me)  # not its turn
@@ -68,7 +68,7 @@ def test_interrupted_holder_of_a_turn_leaves_it() -> None:
     number, is_struck = 0, True
     while is_struck:
         number += 1
-        turn, strike = Turn(), Strike(number, threads)
+        turn, strike = Exclusive(), Strike(number, threads)
         sys.setprofile(strike)
         with suppress(KeyboardInterrupt):
             me = Attempt()

@@ -20,7 +20,7 @@ from txmq.broker.shell import joining
 from txmq.broker.shell.joining import Connected, Entered
 from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
 from txmq.errors import HomeInUseError, HomeSupersededError
-from txmq.redo import identity
+from txmq.redo import directory_identity
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.steady_clock import SteadyClock
 
@@ -99,7 +99,7 @@ class Home(Broker):
         if not self.healing and self.world.chance(0.2):
             host.countdown = self.world.rng.randint(1, 6)
         self._session_loop = None
-        if identity.load(self.disk) is None:
+        if directory_identity.load(self.disk) is None:
             self.world.meet("an empty directory joined")
             host.start("join", self._join)
         else:

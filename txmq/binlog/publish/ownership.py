@@ -30,9 +30,9 @@ from txmq.binlog.publish.published import Published, SpoolHeld
 from txmq.binlog.publish.waiting import BrokerWait
 from txmq.client import Client
 from txmq.client.spooling.write_ahead import Note, WriteAheadProducer
+from txmq.runtime.caller import host_name
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
-from txmq.runtime.owner import host_name
 from txmq.runtime.threads import Signal, start_daemon
 
 PUBLISHED, RUNS = "published", "runs"  # notes of the spool

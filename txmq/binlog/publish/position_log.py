@@ -32,9 +32,9 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Message
+from txmq.runtime.caller import host_name
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
-from txmq.runtime.owner import host_name
 
 POLL_S = 0.25
 _SEGMENT_SIZE_BYTES = 8 << 20

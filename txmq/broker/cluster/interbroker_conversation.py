@@ -2,8 +2,8 @@
 
 Theory of operation. The first request is ``hello``. Asks are sent when its answer has said that the other side leads
 that home of this cluster: an address may have become another home's. Where there are users it proves that, in a login
-by the secret that the brokers share (``protocol/peers.py``), and so does this side. An ask may be answered late
-(``complete`` waits for databases), so silence is judged by ``ping``, which is answered at once.
+by the secret that the brokers share (``protocol/interbroker_login.py``), and so does this side. An ask may be answered
+late (``complete`` waits for databases), so silence is judged by ``ping``, which is answered at once.
 
 Invariants:
     * with a secret nothing is asked, and no answer is believed, before both sides have proved to know it;
@@ -22,8 +22,8 @@ from txmq.broker.state.identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError, UnauthenticatedError
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader
+from txmq.protocol.interbroker_login import peer_name, peer_password
 from txmq.protocol.json_text import read_json
-from txmq.protocol.peers import peer_name, peer_password
 from txmq.protocol.scram import ITERATIONS, ScramAttempt
 from txmq.runtime.ports import Random
 

@@ -45,12 +45,12 @@ from txmq.broker.state.state import State, new_state
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, JournalFullError, StorageError
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition, segment_base
 from txmq.model import Lsn, RetentionPolicy
-from txmq.redo import checkpoint, entries, identity, recovery
-from txmq.redo.files import list_bases, size_bytes
+from txmq.redo import checkpoint, directory_identity, entries, recovery
 from txmq.redo.journal import Journal
+from txmq.redo.journal_files import list_bases, size_bytes
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
 
@@ -291,9 +291,9 @@ def open_store(
         CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
         OSError, JournalFullError: for want of space or descriptors (``is_lacking``) the same call may be repeated.
     """
-    lock = disk.lock(identity.LOCK_PATH)
+    lock = disk.lock(directory_identity.LOCK_PATH)
     try:
-        node = identity.load_or_create(disk, random, clock, cluster_id)
+        node = directory_identity.load_or_create(disk, random, clock, cluster_id)
         drawn = random.bits(64)
         return _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress).run(
             lock, drawn, incarnation
@@ -305,7 +305,7 @@ def open_store(
 
 class _Opening:
     def __init__(
-        self, disk: Disk, node: identity.Node, clock: Clock, settings: BrokerSettings,
+        self, disk: Disk, node: directory_identity.Node, clock: Clock, settings: BrokerSettings,
         files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.runtime.ports import Buffer
 
 GATHERED_BYTES_MAX: Final = 64 << 20  # as much as there is journal between two checkpoints, by default

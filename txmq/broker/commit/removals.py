@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.model import RetentionPolicy
 from txmq.runtime.crashpoints import crash_point

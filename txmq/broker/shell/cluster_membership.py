@@ -16,7 +16,7 @@ from txmq.broker.shell.joining import Connected, Entered
 from txmq.broker.shell.registry_session_loop import IN_USE_SESSIONS, RegistrySessionLoop
 from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
-from txmq.redo.identity import LOCK_PATH
+from txmq.redo.directory_identity import LOCK_PATH
 from txmq.registry.cluster_metadata import Registry
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk

@@ -12,7 +12,7 @@ from txmq.broker.state.state import State
 from txmq.broker.verbs.group.exclusive_grant import GRANT
 from txmq.config import BrokerSettings
 from txmq.errors import RegistryError
-from txmq.redo import identity
+from txmq.redo import directory_identity
 from txmq.registry.access import SECRET, Access
 from txmq.registry.rebuild_from_journals import Facts
 from txmq.runtime.ports import Clock, Disk, Random
@@ -24,7 +24,7 @@ def read_facts(disk: Disk, clock: Clock, random: Random, settings: BrokerSetting
     Raises:
         RegistryError: the directory is no member of a cluster.
     """
-    node = identity.load(disk)
+    node = directory_identity.load(disk)
     if node is None:
         raise RegistryError("the directory has no identity: it is none of a broker")
     recovered = open_store(disk, clock, random, settings, incarnation=draw_incarnation(random))
@@ -34,7 +34,7 @@ def read_facts(disk: Disk, clock: Clock, random: Random, settings: BrokerSetting
         recovered.store.close()
 
 
-def _facts(node: identity.Node, state: State) -> Facts:
+def _facts(node: directory_identity.Node, state: State) -> Facts:
     registration, principals = state.registration, state.principals
     if not registration.epoch:
         raise RegistryError("the directory was never a member of a cluster: start its broker with --registry")

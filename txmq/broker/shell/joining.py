@@ -18,7 +18,7 @@ from txmq.broker.commit.data_directory import Recovered
 from txmq.broker.shell.bringing_users import UsersOfHome, take_users, users_of
 from txmq.config import BrokerSettings
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError
-from txmq.redo import identity
+from txmq.redo import directory_identity
 from txmq.registry.access import Access, has_users
 from txmq.registry.cluster_metadata import (
     Brought,
@@ -84,7 +84,7 @@ def take_cluster(disk: Disk, random: Random, open_registry: Callable[[], Registr
     Raises:
         RegistryError: see ``Registry.join``.
     """
-    if identity.load(disk) is not None:
+    if directory_identity.load(disk) is not None:
         return None
     drawn = random.bits(64)
     cluster = open_registry().join(drawn, Standing.EMPTY)

@@ -17,7 +17,7 @@ from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import OWN_BYTES
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.throttle import Throttle
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock

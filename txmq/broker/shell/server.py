@@ -49,7 +49,7 @@ from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.processor import ProcessorWaits
+from txmq.runtime.processor_waits import ProcessorWaits
 from txmq.runtime.steady_clock import SteadyClock
 
 log = get_logger()

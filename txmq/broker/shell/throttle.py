@@ -42,8 +42,8 @@ from txmq.broker.state.access.principals import Principals
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, WRITE
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.branches import split_branches
-from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request, Violation
+from txmq.protocol.transaction_parts import split_parts
 
 if TYPE_CHECKING:
     from txmq.broker.shell.connection import Connection

@@ -35,7 +35,7 @@ from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
 from txmq.config import BrokerSettings
 from txmq.log.history import NO_LIFE
-from txmq.log.memory import new_partition
+from txmq.log.memory_partition import new_partition
 from txmq.log.partition import LogPosition, Partition
 from txmq.model import Storage
 from txmq.registry.cluster_metadata import PlacedTopic

@@ -37,7 +37,7 @@ from txmq.log import records
 from txmq.log.batch import check, stamp, stamp_run
 from txmq.log.partition import Partition
 from txmq.model import Storage
-from txmq.protocol import parts as wire_parts
+from txmq.protocol import transaction_parts as wire_parts
 from txmq.redo import entries
 from txmq.redo.entries import IN_JOURNAL
 from txmq.runtime.crashpoints import crash_point

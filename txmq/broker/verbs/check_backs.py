@@ -22,7 +22,7 @@ from txmq.broker.verbs.access.authorizer import GROUP, READ
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
-from txmq.protocol.halves import DueHalf, encode_half
+from txmq.protocol.half_messages import DueHalf, encode_half
 from txmq.protocol.requests import Request
 from txmq.runtime.backoff import Backoff
 

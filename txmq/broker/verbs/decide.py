@@ -46,8 +46,8 @@ from txmq.broker.verbs.transaction_checks import (
 from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
 from txmq.errors import BadRequestError, FencedError, UnknownTransactionError
 from txmq.model import TransactionKind
-from txmq.protocol.parts import split_parts
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_parts import split_parts
 from txmq.redo import entries
 from txmq.xid import TxId
 

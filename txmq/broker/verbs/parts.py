@@ -10,8 +10,8 @@ from txmq.broker.verbs.access.transaction_owners import is_owner, refuse_others
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import UnknownTransactionError
 from txmq.protocol.answers import Records
-from txmq.protocol.parts import encode_part
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_parts import encode_part
 
 ANSWER_SIZE_BYTES = 1 << 20
 

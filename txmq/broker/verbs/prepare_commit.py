@@ -48,8 +48,8 @@ from txmq.broker.verbs.transaction_offsets import check_offsets, save_with_commi
 from txmq.errors import BadRequestError, TransactionConflictError
 from txmq.log.batch import checksum
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
-from txmq.protocol.parts import Buffer, WirePart, split_parts
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_parts import Buffer, WirePart, split_parts
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import FORMAT_ID_MAX, TxId, home_word

@@ -29,7 +29,7 @@ from txmq.errors import (
 )
 from txmq.log import records
 from txmq.log.batch import check
-from txmq.log.memory import MemoryPartition
+from txmq.log.memory_partition import MemoryPartition
 from txmq.log.partition import Partition
 from txmq.model import Storage
 from txmq.protocol.requests import Request

@@ -14,7 +14,7 @@ from txmq.cli import output
 if TYPE_CHECKING:
     from txmq.runtime.os_disk import OSDisk
 
-LOCK_PATH = "lock"  # as txmq.redo.identity takes it
+LOCK_PATH = "lock"  # as txmq.redo.directory_identity takes it
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Data directory of a stopped broker.")]
 DEFAULT_DATA = Path("var/txmq")
 

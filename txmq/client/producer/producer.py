@@ -17,7 +17,7 @@ from txmq.client.partitioner import (
     KafkaPartitionSelector,
     KeyHashSelector,
     PartitionSelector,
-    Turn,
+    StickyPartition,
     checked,
     goes_in_turn,
 )
@@ -98,7 +98,7 @@ class Producer:
         self._selector = selector or KeyHashSelector()
         self._key_hash = self._selector if type(self._selector) is KeyHashSelector else None
         self._stays = type(self._selector) in (KeyHashSelector, KafkaPartitionSelector)  # without a key
-        self._turns: dict[str, Turn] = {}
+        self._sticky: dict[str, StickyPartition] = {}
         self._spare_partitions = count()
         self._senders = HomeSenders(client, settings.limits())
         self._closed = False
@@ -416,13 +416,13 @@ class Producer:
     def _select(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:
         if record[0] is not None or not self._stays:
             return self._selected(topic, partitions, record, tag)
-        turn, size = self._turns.get(topic), len(record[1]) + RECORD_OVERHEAD_BYTES
-        if turn is not None and turn.left_bytes >= size and self._senders.is_filling(topic, turn.partition):
-            turn.left_bytes -= size
-            if turn.partition < partitions:  # else the topic was made anew
-                return turn.partition
+        sticky, size = self._sticky.get(topic), len(record[1]) + RECORD_OVERHEAD_BYTES
+        if sticky is not None and sticky.left_bytes >= size and self._senders.is_filling(topic, sticky.partition):
+            sticky.left_bytes -= size
+            if sticky.partition < partitions:  # else the topic was made anew
+                return sticky.partition
         chosen = self._selected(topic, partitions, record, tag)
-        self._turns[topic] = Turn(chosen, self.settings.batch_size_bytes - size)
+        self._sticky[topic] = StickyPartition(chosen, self.settings.batch_size_bytes - size)
         return chosen
 
     def _selected(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:

@@ -13,7 +13,7 @@ from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import TransactionError, TransactionStateError
 from txmq.model import Message, Outcome
-from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
 
 if TYPE_CHECKING:
     from txmq.client.client import Client

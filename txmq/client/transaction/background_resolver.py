@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from txmq.client.transaction.home_part import PendingCommits
-from txmq.runtime.owner import current_process
+from txmq.runtime.caller import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
 from txmq.xa.database.hazard_report import Hazard

@@ -44,7 +44,7 @@ from txmq.errors import (
     anew,
 )
 from txmq.model import Message, Outcome, SendResult
-from txmq.runtime.owner import current_process
+from txmq.runtime.caller import current_process
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource

@@ -26,10 +26,10 @@ from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import ClosedError, ConnectionLostError, TransactionConflictError, TransactionError, TxmqError
 from txmq.log.records import TAG_HEADER, Record, decode
 from txmq.model import Message, Resolution
-from txmq.protocol.halves import DueHalf, split_halves
+from txmq.protocol.half_messages import DueHalf, split_halves
+from txmq.runtime.caller import current_owner
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Logger, get_logger, in_words
-from txmq.runtime.owner import current_owner
 from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 
 if TYPE_CHECKING:

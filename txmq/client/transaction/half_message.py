@@ -43,9 +43,9 @@ from txmq.errors import (
 )
 from txmq.log.records import Record
 from txmq.model import Outcome, Resolution, SendResult
-from txmq.protocol.parts import PartResult
+from txmq.protocol.transaction_parts import PartResult
+from txmq.runtime.caller import current_process
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.owner import current_process
 from txmq.runtime.threads import Lock
 
 if TYPE_CHECKING:

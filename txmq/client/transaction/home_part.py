@@ -44,11 +44,11 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.model import TopicPartition
-from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.protocol.transaction_parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Attempt, Turn
+from txmq.runtime.threads import Attempt, Exclusive
 from txmq.xa.resolver_ports import Answer, was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import TxId
@@ -92,7 +92,7 @@ class HomePart(Conversation):
         is_delayable: the home was told that no caller waits for the answer.
     """
 
-    turn: Turn  # from ``commit`` on
+    turn: Exclusive  # from ``commit`` on
 
     def __init__(self, home: HomeLink, clock: Clock, timeout_s: float, of: HomePart | None = None) -> None:
         super().__init__(home, clock, timeout_s)
@@ -290,7 +290,7 @@ class PendingCommits:
 
     def add(self, part: HomePart) -> None:
         """Write the commit of a part, if that needs no wait; else the resolver does."""
-        part.turn, part.is_open = Turn(), True
+        part.turn, part.is_open = Exclusive(), True
         self._open.append(part)
         if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
             with suppress(TxmqError):

@@ -27,7 +27,7 @@ from txmq.client.transaction.messages import MessageBuffer, SavedOffsets
 from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.errors import RolledBackError, TxmqError
 from txmq.model import TopicPartition
-from txmq.protocol.parts import PartResult
+from txmq.protocol.transaction_parts import PartResult
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa.resolver_ports import Answer

@@ -22,7 +22,7 @@ from txmq.errors import (
     TransactionConflictError,
 )
 from txmq.model import Resolution
-from txmq.protocol.parts import PartResult, parse_result_lines
+from txmq.protocol.transaction_parts import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.resolver_ports import Answer
 

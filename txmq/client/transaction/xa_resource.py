@@ -56,7 +56,7 @@ from txmq.errors import (
     XAError,
 )
 from txmq.model import Resolution, TransactionKind
-from txmq.protocol.parts import PartResult
+from txmq.protocol.transaction_parts import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Lock
 from txmq.xa.resolver_ports import Wanted, recover_rows

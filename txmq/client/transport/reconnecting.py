@@ -47,7 +47,7 @@ from txmq.protocol.json_text import Fields
 from txmq.runtime import net
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Buffer, Clock
-from txmq.runtime.threads import Attempt, Turn, watch_forks
+from txmq.runtime.threads import Attempt, Exclusive, watch_forks
 from txmq.xa.resolver_ports import Answer
 from txmq.xid import TxId
 
@@ -80,7 +80,7 @@ class ReconnectingConnection:
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
         self._session: ClientSession | None = None
-        self._turn = Turn()  # to make or change the connection or the session
+        self._turn = Exclusive()  # to make or change the connection or the session
         self._backoff_s = 0.0
         self._retry_at = 0.0
         self._last_failure = "no time was left to connect"
@@ -451,7 +451,7 @@ class ReconnectingConnection:
     def forked(self) -> None:
         """In a forked child: start anew."""
         connection, self._connection, self._session = self._connection, None, None
-        self._turn = Turn()
+        self._turn = Exclusive()
         if connection is not None:
             connection.forget()
 

@@ -26,7 +26,7 @@ from txmq.broker.state.state import State, new_state
 from txmq.config import BrokerSettings
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.log.partition import Partition
-from txmq.redo import checkpoint, identity, inspect
+from txmq.redo import checkpoint, directory_identity, inspect
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Buffer, Disk
 
@@ -40,7 +40,7 @@ def locked(disk: OSDisk) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            lock = disk.lock(identity.LOCK_PATH, is_shared=True)
+            lock = disk.lock(directory_identity.LOCK_PATH, is_shared=True)
         except OSError:
             pass
         except DirectoryInUseError as error:
@@ -53,7 +53,7 @@ def locked(disk: OSDisk) -> Iterator[None]:
 
 def is_data_directory(disk: Disk) -> bool:
     """Whether it is a broker's, and not a copy of some of its segments."""
-    return disk.exists(identity.PATH)
+    return disk.exists(directory_identity.PATH)
 
 
 class Folded(NamedTuple):
@@ -72,7 +72,7 @@ def fold(disk: Disk) -> Folded:
     Raises:
         StorageError: checkpoint or journal is damaged or missing.
     """
-    node = identity.load(disk)
+    node = directory_identity.load(disk)
     state = new_state(BrokerSettings(), 0 if node is None else node.node_id)
     lsn = _restore(disk, state)
     durable = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}

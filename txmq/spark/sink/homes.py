@@ -33,7 +33,7 @@ from txmq.errors import (
 )
 from txmq.log.batch import checksum
 from txmq.model import Outcome
-from txmq.protocol.parts import parse_outcome
+from txmq.protocol.transaction_parts import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.spark.sink.queries import Attempt, Queries, Standing

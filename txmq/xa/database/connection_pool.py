@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from txmq.runtime import threads
-from txmq.runtime.owner import current_process
+from txmq.runtime.caller import current_process
 from txmq.runtime.threads import ThreadLocal
 from txmq.xa.database.thread_connection import ThreadConnection
 

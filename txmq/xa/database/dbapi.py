@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from txmq.errors import ConfigError
 from txmq.runtime.call_limits import CallLimit
-from txmq.runtime.owner import silence
+from txmq.runtime.caller import silence
 from txmq.xa.database.loop_connection import ASYNCHRONOUS, LoopConnection
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 

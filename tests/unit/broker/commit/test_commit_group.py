@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txmq.broker.commit.commit_group import JOINED_SIZE_BYTES_MAX, CommitGroup, Run
-from txmq.log.memory import new_partition
+from txmq.log.memory_partition import new_partition
 from txmq.log.partition import Partition
 from txmq.model import TopicConfig
 

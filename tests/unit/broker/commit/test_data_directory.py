@@ -15,7 +15,7 @@ from tools.simulated.file import Kind
 from txmq.broker.commit.removals import Removals
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.redo import checkpoint
 
 from ...redo.support import content

@@ -21,7 +21,7 @@ from txmq.broker.shell.joining import (
     until_answered,
 )
 from txmq.errors import HomeInUseError, HomeSupersededError, RegistryAwayError, RegistryError
-from txmq.redo import identity
+from txmq.redo import directory_identity
 from txmq.registry.cluster_metadata import Brought, Standing
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -79,7 +79,7 @@ def test_an_empty_directory_takes_the_id_of_the_cluster() -> None:
     ZooKeeperRegistry(ensemble.open()).join(0xC1, Standing.USED)
     start = Start(ensemble, SimDisk())
     start.run()
-    node = identity.load(start.disk)
+    node = directory_identity.load(start.disk)
     assert node is not None
     assert (node.cluster_id, node.node_id) == (0xC1, start.entered.leadership.candidate.home)
     assert take_cluster(start.disk, start.chance, lambda: start.registry) is None

@@ -11,8 +11,8 @@ from txmq.broker.shell.throttle import BURST_S, READ_SIZE_BYTES_MIN, Throttle
 from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.access.principals import Principals, User
 from txmq.protocol.grants import ADMINISTRATOR, Grant
-from txmq.protocol.parts import encode_part
 from txmq.protocol.requests import Request, Violation
+from txmq.protocol.transaction_parts import encode_part
 from txmq.redo import entries
 
 TURN_S = 0.05

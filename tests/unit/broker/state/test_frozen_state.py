@@ -16,7 +16,7 @@ from txmq.broker.state.frozen_state import PIECE_SIZE
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import Limits, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
-from txmq.log.memory import MemoryPartition
+from txmq.log.memory_partition import MemoryPartition
 from txmq.model import Storage, TopicConfig
 from txmq.redo import entries
 from txmq.registry.topics import Topic

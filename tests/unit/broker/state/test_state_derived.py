@@ -18,7 +18,7 @@ from tools.images.requests import UUID, part
 from txmq.broker.state.state import State
 from txmq.log.history import NO_LIFE
 from txmq.protocol.branches import encode_branch
-from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from ..support import stated
 from .test_state_recovered import (

@@ -11,7 +11,7 @@ from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch, part
 from txmq.broker.verbs.check_backs import PAUSE_MS
 from txmq.log import records
-from txmq.protocol.halves import DueHalf, split_halves
+from txmq.protocol.half_messages import DueHalf, split_halves
 
 from ..support import node, prepare, restarted, values
 

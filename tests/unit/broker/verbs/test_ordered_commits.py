@@ -14,7 +14,7 @@ from tools.images.homes import Cluster
 from tools.images.node import Answer, Client
 from tools.images.requests import UUID, batch, part
 from txmq.protocol.branches import encode_branch
-from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from ..group_support import GROUP, Consumer
 from ..homes_support import commit, listed, live_and_redone, open_query, prepare_branch, two_homes

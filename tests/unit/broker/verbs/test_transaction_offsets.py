@@ -11,7 +11,7 @@ from tools.images.node import Answer, Client, Node
 from tools.images.requests import UUID, batch, part
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN
 from txmq.protocol.branches import encode_branch
-from txmq.protocol.offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
 
 from ..group_support import A0, GROUP, Consumer, after, describe, pass_time
 from ..support import node, put, restarted, values

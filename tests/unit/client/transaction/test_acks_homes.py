@@ -13,7 +13,7 @@ from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.acks import TransactionAcks
 from txmq.client.transaction.block import Transaction
 from txmq.model import Outcome
-from txmq.protocol.offsets import OffsetRow
+from txmq.protocol.transaction_offsets import OffsetRow
 
 
 def test_each_home_saves_the_offsets_of_its_own_partitions() -> None:

@@ -18,7 +18,7 @@ from txmq.client.transaction import home_part
 from txmq.client.transaction.home_part import HomePart, PendingCommits
 from txmq.client.transport.reply import Reply
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
-from txmq.protocol.parts import PartResult
+from txmq.protocol.transaction_parts import PartResult
 from txmq.runtime import threads
 
 SLOT = ("orders", 1)

@@ -16,8 +16,8 @@ from txmq.client.client import Client
 from txmq.errors import FencedError, NotOwnerError, TransactionConflictError, UnknownQueryError
 from txmq.log import records
 from txmq.protocol import answers
-from txmq.protocol.parts import parse_parts
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_parts import parse_parts
 from txmq.runtime import net
 from txmq.spark.sink import homes, task
 from txmq.spark.sink.homes import Opened

@@ -11,7 +11,7 @@ from typing import Final
 
 from txmq.broker.state.access.principals import User
 from txmq.protocol.grants import Allowed
-from txmq.protocol.peers import is_peer
+from txmq.protocol.interbroker_login import is_peer
 
 ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
 NEVER: Final = -1  # no version of the principals

@@ -19,7 +19,7 @@ from typing import Any, Final
 from txmq.broker.state.session import BrokerSession
 from txmq.errors import UnknownUserError
 from txmq.protocol.grants import ADMINISTRATOR, Allowed, Grant
-from txmq.protocol.peers import is_peer
+from txmq.protocol.interbroker_login import is_peer
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
 

@@ -28,7 +28,7 @@ from txmq.broker.verbs.access.authorizer import permissions_of
 from txmq.broker.verbs.access.transaction_owners import refuse_others, settles
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import ForbiddenError
-from txmq.protocol.peers import home_of
+from txmq.protocol.interbroker_login import home_of
 from txmq.protocol.requests import RequestFields
 from txmq.xid import TxId
 

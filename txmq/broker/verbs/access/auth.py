@@ -18,7 +18,7 @@ from txmq.broker.verbs.access.audit_log import LOGIN_FAILED, audit, refused
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from txmq.model import is_valid_name
-from txmq.protocol.peers import home_of, peer_keys
+from txmq.protocol.interbroker_login import home_of, peer_keys
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
 

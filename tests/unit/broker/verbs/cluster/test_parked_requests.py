@@ -11,7 +11,7 @@ from txmq.broker.cluster.registry_asks import Refresh
 from txmq.broker.cluster.registry_calls import carry_out
 from txmq.broker.verbs.cluster import parked_requests
 from txmq.errors import RegistryAwayError
-from txmq.protocol.parts import NO_KEYS, encode_part
+from txmq.protocol.transaction_parts import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 from ...support import values

@@ -1,4 +1,4 @@
-"""The running process and thread. Things that must not change hands (database connections) are kept by it."""
+"""The caller: its process, thread and machine. What must not change hands (database connections) is kept by it."""
 
 from __future__ import annotations
 

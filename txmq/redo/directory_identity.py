@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.redo.checkpoint import DIRECTORY as CHECKPOINT_DIRECTORY
-from txmq.redo.files import list_bases
+from txmq.redo.journal_files import list_bases
 from txmq.runtime.ports import Clock, Disk, Random
 
 PATH: Final = "node.json"

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from txmq.errors import BadRequestError, RemoteProtocolError
-from txmq.protocol.parts import Buffer, encode_part, split_parts
+from txmq.protocol.transaction_parts import Buffer, encode_part, split_parts
 
 _HEAD = re.compile(rb"([!-~]{1,64}) ([1-9][0-9]{0,9}) (0|[1-9][0-9]{0,19}) (0|[1-9][0-9]{0,9})\r\n").match
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from txmq.errors import CorruptRecordError
 from txmq.log.batch import headers
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.index import SegmentIndex, extend
 
 STEP_BYTES = 1 << 20

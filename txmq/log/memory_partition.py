@@ -15,7 +15,7 @@ from typing import Any
 
 from txmq.errors import StorageError
 from txmq.log.batch import stamp
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.log.history import NO_LIFE
 from txmq.log.partition import Frozen, Partition
 from txmq.model import Storage, TopicConfig

@@ -12,7 +12,7 @@ import pytest
 
 from tools.simulated.disk import SimDisk
 from tools.simulated.file import SimFile
-from txmq.log.files import FileCache
+from txmq.log.file_cache import FileCache
 from txmq.runtime.os_disk import OSDisk
 
 from .support import CountingDisk

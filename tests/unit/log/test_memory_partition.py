@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tools.simulated.disk import SimDisk
 from txmq.errors import OffsetOutOfRangeError, StorageError
 from txmq.log import batch, records
-from txmq.log.files import FileCache
-from txmq.log.memory import RETENTION_SIZE_BYTES, MemoryPartition, new_partition
+from txmq.log.file_cache import FileCache
+from txmq.log.memory_partition import RETENTION_SIZE_BYTES, MemoryPartition, new_partition
 from txmq.log.partition import Partition
 from txmq.model import Storage, TopicConfig
 

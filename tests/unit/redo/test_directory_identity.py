@@ -10,8 +10,8 @@ from tools.simulated.clock import SimClock
 from tools.simulated.crash_images import enumerate_images
 from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError, StorageError
-from txmq.redo import identity
-from txmq.redo.identity import PATH, load, load_or_create
+from txmq.redo import directory_identity
+from txmq.redo.directory_identity import PATH, load, load_or_create
 
 from .support import content, open_journal, put
 
@@ -27,7 +27,7 @@ class SeededRandom:
         return self._random.getrandbits(count)
 
 
-def _create(disk: SimDisk, seed: int = 1) -> identity.Node:
+def _create(disk: SimDisk, seed: int = 1) -> directory_identity.Node:
     return load_or_create(disk, SeededRandom(seed), SimClock())
 
 
@@ -62,7 +62,7 @@ def test_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
 
 def test_a_newer_format_is_refused() -> None:
     disk = SimDisk()
-    put(disk, PATH, identity._encode({"format": 2, "anything": "else"}))
+    put(disk, PATH, directory_identity._encode({"format": 2, "anything": "else"}))
     with pytest.raises(StorageError, match="upgrade"):
         load(disk)
 
