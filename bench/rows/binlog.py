@@ -70,8 +70,8 @@ def _read_by_library(server: MariaDB, rows: int) -> float:
 
 def _publish(broker: BrokerProcess, settings: Any, rows: int) -> float:
     """Rows a second from MariaDB to topics, by reader and publisher."""
-    from txmq.binlog.publish.transactional import TransactionalPublisher
-    from txmq.binlog.run import BinlogReader
+    from txmq.binlog.publish.transactional_publisher import TransactionalPublisher
+    from txmq.binlog.reader import BinlogReader
     from txmq.binlog.source import BinlogSource
     from txmq.binlog.source_settings import source_options
 

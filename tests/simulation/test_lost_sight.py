@@ -13,7 +13,7 @@ from tools.simulated import xa_resource
 from tools.simulated.xa_resource import SimulatedXARecovery
 from tools.simulation import bank
 from tools.simulation.run import simulate
-from txmq.xa.two_phase.branch import Ended
+from txmq.xa.two_phase.resource_ports import Ended
 from txmq.xid import Xid
 
 SEEDS = range(1, 201)  # about one in 20 finds it

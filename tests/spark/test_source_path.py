@@ -24,7 +24,7 @@ from txmq.runtime.os_disk import OSDisk
 from txmq.spark.segment_files import reader as path_source
 from txmq.spark.segment_files.plan import FileTask, plan
 from txmq.spark.segment_files.reader import FileReader
-from txmq.spark.segment_files.state import locked
+from txmq.spark.segment_files.stopped_broker import locked
 from txmq.spark.source.options import parse
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 

@@ -21,7 +21,7 @@ from tests.older_copy import older_copy
 from txmq.errors import ConfigError, ConnectionLostError, DataLossError, InvalidBatchError, UnknownTopicError
 from txmq.log import records
 from txmq.spark.source import fetch as source_fetch
-from txmq.spark.source.batch import plan, tasks
+from txmq.spark.source.batch_reader import plan, tasks
 from txmq.spark.source.fetch import Reading, read_ranges
 from txmq.spark.source.options import parse
 from txmq.spark.source.ranges import Range

@@ -29,7 +29,7 @@ from txmq.protocol.json_text import FieldsList
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess, address_of
-from txmq.testing.processes.relay import Relay
+from txmq.testing.processes.proxy import Proxy
 
 OPERATOR: Final = "operator"
 KNOWN_S: Final = 10.0  # until every home knows a change
@@ -71,10 +71,10 @@ class Doors:
         del user
         return address_of(brokers)
 
-    def relayed(self, relay: Relay, user: str) -> str:
-        """Of a relay in front of a broker."""
+    def relayed(self, proxy: Proxy, user: str) -> str:
+        """Of a proxy in front of a broker."""
         del user
-        return relay.address
+        return proxy.address
 
     def close(self, brokers: Sequence[BrokerProcess]) -> None:
         """From here on nobody is served but the operator, and those who are admitted."""
@@ -107,8 +107,8 @@ class GuardedDoors(Doors):
     def address(self, brokers: Sequence[BrokerProcess], user: str = OPERATOR) -> str:
         return self._address(",".join(join_address(broker.host, broker.port) for broker in brokers), user)
 
-    def relayed(self, relay: Relay, user: str) -> str:
-        return self._address(relay.address.partition("://")[2], user)
+    def relayed(self, proxy: Proxy, user: str) -> str:
+        return self._address(proxy.address.partition("://")[2], user)
 
     def _address(self, hosts: str, user: str) -> str:
         own = {"cert": str(self._directory / f"{user}.pem"), "key": str(self._directory / f"{user}.key")}

@@ -1,8 +1,8 @@
 """An XA resource over the simulated database: the seams of ``MySQLResource``, for simulations and unit tests.
 
-Theory of operation. ``SimulatedXAResource`` is an ``XAResource`` (``txmq.xa.two_phase.branch``); its branches and
-recoveries call the sessions of a ``SimulatedXADatabase`` in the order in which ``MySQLResource`` sends statements, and
-read the answers the same way.
+Theory of operation. ``SimulatedXAResource`` is an ``XAResource`` (``txmq.xa.two_phase.resource_ports``); its branches
+and recoveries call the sessions of a ``SimulatedXADatabase`` in the order in which ``MySQLResource`` sends statements,
+and read the answers the same way.
 The body of a block writes with ``connection.insert(table, key, value)``, ``remove`` and ``read``.
 
 Invariants:
@@ -22,7 +22,7 @@ from txmq.errors import ConfigError, RolledBackError, TransactionStateError, Tra
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.guarded_connection import Guard
 from txmq.xa.database.token_table import TokenRow
-from txmq.xa.two_phase.branch import (
+from txmq.xa.two_phase.resource_ports import (
     Bqual,
     Ended,
     ListedXid,

@@ -11,7 +11,7 @@ from typing import Any
 from tools.simulated.xa_answers import Fault
 from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from tools.simulated.xa_resource import SimulatedXAResource
-from txmq.xa.two_phase.branch import listed_xid
+from txmq.xa.two_phase.resource_ports import listed_xid
 from txmq.xid import Xid
 
 from .threads import Host, pause, required_task

@@ -12,9 +12,9 @@ from weakref import WeakSet
 from txmq.addresses import TlsFiles, is_ensemble
 from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.consumer import Consumer
-from txmq.aio.half import Checker, checker_for_strands
-from txmq.aio.links import LoopClient
-from txmq.aio.ordered import OrderedMessageProducer
+from txmq.aio.half_message import Checker, checker_for_strands
+from txmq.aio.loop_transport import LoopClient
+from txmq.aio.ordered_producer import OrderedMessageProducer
 from txmq.aio.outbox import Outbox, Relay
 from txmq.aio.producer import Producer, RetryingProducer
 from txmq.aio.twin import Facade, twin

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from txmq.aio.begun import BegunSends
-from txmq.aio.half import HalfMessage
+from txmq.aio.half_message import HalfMessage
 from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer import producer

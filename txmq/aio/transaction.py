@@ -25,7 +25,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar
 
-from txmq.aio.database import Connection
+from txmq.aio.block_connection import Connection
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer.producer import Producer
 from txmq.client.transaction import block
@@ -35,7 +35,7 @@ from txmq.model import Message, Outcome, SendResult
 from txmq.runtime.loop_locks import LoopLock
 from txmq.runtime.strands import Host
 from txmq.xa import LastResource
-from txmq.xa.two_phase.branch import XAResource
+from txmq.xa.two_phase.resource_ports import XAResource
 
 T = TypeVar("T")
 _LOOK_AGAIN_S = 0.001

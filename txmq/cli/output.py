@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from txmq.cli import table
+from txmq.cli import text_table
 from txmq.runtime.descriptors import take_standard
 
 if TYPE_CHECKING:
@@ -91,12 +91,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         bool(kept) and all(isinstance(row[index], int | float) and not isinstance(row[index], bool) for row in kept)
         for index in range(len(columns))
     ]
-    _print(title, table.table_lines(columns, [[cell(value) for value in row] for row in kept], numeric, line_width()))
+    _print(
+        title, text_table.table_lines(columns, [[cell(value) for value in row] for row in kept], numeric, line_width())
+    )
 
 
 def print_fields(title: str, fields: Mapping[str, object]) -> None:
     """One thing's fields, a line each."""
-    _print(title, table.field_lines([(name, cell(value)) for name, value in fields.items()], line_width()))
+    _print(title, text_table.field_lines([(name, cell(value)) for name, value in fields.items()], line_width()))
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
@@ -125,7 +127,7 @@ def report(fields: Mapping[str, object], text: str, *, as_json: bool) -> None:
 
 def print_paragraph(text: str, indent: str = "", first: str = "") -> None:
     """A sentence; on a terminal folded between words. The first line follows ``first``, if that is given."""
-    typer.echo("\n".join(table.paragraph(escaped(text), line_width(), indent, first)))
+    typer.echo("\n".join(text_table.paragraph(escaped(text), line_width(), indent, first)))
 
 
 def line_width() -> int | None:

@@ -55,7 +55,7 @@ from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_exit, watch_forks
 from txmq.xa import LastResource
-from txmq.xa.two_phase.branch import XAResource
+from txmq.xa.two_phase.resource_ports import XAResource
 from txmq.xid import TxId
 
 NAME_LENGTH_MAX = 100

@@ -47,7 +47,7 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
             from txmq.spark.segment_files.reader import PathReader
 
             return PathReader(options, columns)
-        from txmq.spark.source.batch import BatchReader
+        from txmq.spark.source.batch_reader import BatchReader
 
         return BatchReader(options, columns)
 

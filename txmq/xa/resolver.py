@@ -30,8 +30,8 @@ from txmq.xa.resolver_ports import (
     Stop,
     home_of,
 )
-from txmq.xa.two_phase.branch import XAResource
 from txmq.xa.two_phase.branch_resolver import BranchResolver
+from txmq.xa.two_phase.resource_ports import XAResource
 
 
 class Resolver:

@@ -7,7 +7,7 @@ from typing import Any
 
 from txmq.errors import ConfigError
 from txmq.xa.last_resource.resource import LastResource, UsedConnection
-from txmq.xa.two_phase.branch import UsedXAConnection, XAResource
+from txmq.xa.two_phase.resource_ports import UsedXAConnection, XAResource
 
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import txmq
 from tests.services.binlog.scripted import PART_ROWS, Script, ScriptedSource
 from txmq.binlog.config import BinlogSettings, PublishSettings
-from txmq.binlog.run import BinlogReader, publisher_of
+from txmq.binlog.reader import BinlogReader, publisher_of
 from txmq.runtime.threads import Signal
 
 SETTINGS = PublishSettings(partitions=3, linger_ms=1, transaction_rows_max=2 * PART_ROWS, session_timeout_ms=2000)

@@ -11,11 +11,11 @@ from typing import Any
 
 import txmq
 from txmq.binlog.apply.applier import Applier
-from txmq.binlog.apply.session import Applied
+from txmq.binlog.apply.applier_session import Applied
 from txmq.binlog.config import BinlogSettings, read_settings
 from txmq.binlog.errors import BinlogError
-from txmq.binlog.publish.transactional import TransactionalPublisher
-from txmq.binlog.run import BinlogReader
+from txmq.binlog.publish.transactional_publisher import TransactionalPublisher
+from txmq.binlog.reader import BinlogReader
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options
 from txmq.binlog.status import newest_published

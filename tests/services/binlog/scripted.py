@@ -136,19 +136,19 @@ class ScriptedSource:
         self._left: Iterator[TransactionPart] = iter(())
 
     def current_position(self) -> Position:
-        """See ``run.Source``."""
+        """See ``reader.Source``."""
         return Position("mariadb", "")
 
     def prepared(self) -> list[str]:
-        """See ``run.Source``."""
+        """See ``reader.Source``."""
         return []
 
     def oldest_position(self) -> Position:
-        """See ``run.Source``."""
+        """See ``reader.Source``."""
         return Position("mariadb", "")
 
     def open(self, position: Position) -> None:
-        """See ``run.Source``."""
+        """See ``reader.Source``."""
         published = position.gtid_set
         assert isinstance(published, MariadbGtids)
         self._left = self._behind(published.sequence(DOMAIN), position.rows)
@@ -166,14 +166,14 @@ class ScriptedSource:
             skipped = 0
 
     def read(self, timeout: float) -> TransactionPart | None:
-        """See ``run.Source``."""
+        """See ``reader.Source``."""
         found = next(self._left, None)
         if found is None:
             self._ended()
         return found
 
     def close(self) -> None:
-        """See ``run.Source``."""
+        """See ``reader.Source``."""
 
 
 class Told(NamedTuple):

@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "txmq.cli.main", "binlog"]
 @pytest.fixture(scope="module", autouse=True)
 def children() -> Iterator[ForkServer]:
     """Commands are forked."""
-    with ForkServer(("txmq.cli.main", "txmq.binlog.status", "txmq.binlog.run")) as made:
+    with ForkServer(("txmq.cli.main", "txmq.binlog.status", "txmq.binlog.reader")) as made:
         yield made
 
 

@@ -16,9 +16,9 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import batching, position_log
-from txmq.binlog.publish.transactional import TransactionalPublisher
-from txmq.binlog.publish.waiting import BrokerWait
-from txmq.binlog.run import BinlogReader
+from txmq.binlog.publish.broker_away import BrokerWait
+from txmq.binlog.publish.transactional_publisher import TransactionalPublisher
+from txmq.binlog.reader import BinlogReader
 from txmq.errors import TxmqError
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.testing.eventually import eventually

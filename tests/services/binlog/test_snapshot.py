@@ -39,7 +39,7 @@ POINTS = (
 @pytest.fixture(scope="module", autouse=True)
 def children() -> Iterator[ForkServer]:
     """Commands are forked."""
-    with ForkServer(("txmq.cli.main", "txmq.binlog.run")) as made:
+    with ForkServer(("txmq.cli.main", "txmq.binlog.reader")) as made:
         yield made
 
 

@@ -13,8 +13,8 @@ from txmq.binlog.changes import TableName
 from txmq.binlog.config import SnapshotSettings
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.publish.unread import TableProgress
+from txmq.binlog.snapshot.consistent_read import View
 from txmq.binlog.snapshot.snapshot import Snapshot
-from txmq.binlog.snapshot.view import View
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.processes.database_programs import Ability
 

@@ -10,7 +10,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.database_programs import Ability
 from txmq.xa import MySQLResource
 from txmq.xa.database.mysql_server import xa
-from txmq.xa.two_phase.branch import Ended
+from txmq.xa.two_phase.resource_ports import Ended
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid

@@ -18,7 +18,7 @@ from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
 from txmq.xa.database.connection_pool import IDLE_MAX
-from txmq.xa.two_phase.branch import UsedXAConnection
+from txmq.xa.two_phase.resource_ports import UsedXAConnection
 
 from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 

@@ -17,7 +17,7 @@ from txmq.xa import MySQLResource
 from txmq.xa.database.mysql_server import xa
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.resource import FRESH_S
-from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, decode_bqual
+from txmq.xa.two_phase.resource_ports import Ended, PrepareUnknownError, decode_bqual
 from txmq.xid import FORMAT_ID, xid_sql
 
 from .mysql_orders import NAME, MySQLOrders, new_txid

@@ -15,7 +15,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa.mysql.resource import MySQLResource
-from txmq.xa.two_phase.branch import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
+from txmq.xa.two_phase.resource_ports import Ended, PrepareUnknownError, Recovery, XABranch, XAResource
 
 from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid
 

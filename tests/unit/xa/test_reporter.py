@@ -13,7 +13,7 @@ from txmq.errors import ConnectionLostError, FencedError, UnavailableError
 from txmq.xa import LastResource
 from txmq.xa.reporter import LISTED_MAX, REPORT_EVERY_S
 from txmq.xa.resolver import Resolver
-from txmq.xa.two_phase.branch import Bqual, encode_bqual
+from txmq.xa.two_phase.resource_ports import Bqual, encode_bqual
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 from .support import LastResourceFixture

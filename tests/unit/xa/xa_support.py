@@ -20,7 +20,7 @@ from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.token_table import TokenRow
 from txmq.xa.resolver import Resolver
-from txmq.xa.two_phase.branch import (
+from txmq.xa.two_phase.resource_ports import (
     Bqual,
     Ended,
     ListedXid,

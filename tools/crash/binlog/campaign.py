@@ -45,9 +45,9 @@ from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, MOVED, 
 from tools.crash.doors import OPEN, Doors
 from tools.crash.faults import Fault
 from tools.crash.processes import CampaignError, pause
+from txmq.binlog.change_event_json import read_event
 from txmq.binlog.config import read_settings
 from txmq.binlog.errors import BinlogError
-from txmq.binlog.event_json import read_event
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.status import newest_published
@@ -61,7 +61,7 @@ LEVEL_S = 60.0
 END_S = 300.0
 RUN_S_MAX = 0.6
 KEYLESS_ROWS = 30  # fewer than a chunk has: such a table is read whole, or not at all
-_FORKED = ("txmq.cli.main", "txmq.binlog.run", "txmq.binlog.apply.applier", "tools.crash.binlog.load")
+_FORKED = ("txmq.cli.main", "txmq.binlog.reader", "txmq.binlog.apply.applier", "tools.crash.binlog.load")
 
 
 class BinlogCampaign:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tools.crash.faults import Fault
-from txmq.cli.table import table_lines
+from txmq.cli.text_table import table_lines
 
 
 class Played(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from tools.checkers.events import History
 from tools.checkers.history import Verdict
 from tools.crash.cluster.recovery import CLIENTS, GROUP_OWNED, OTHERS, SETTLED, STREAM, VICTIMS
-from txmq.cli.table import table_lines
+from txmq.cli.text_table import table_lines
 
 NAMES: Final = {
     "L": "last resource, SQLite", "M": "last resource, MariaDB", "T": "local", "X": "XA, two databases", "Y": "XA",

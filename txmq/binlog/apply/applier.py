@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from txmq.binlog.apply.accepted import Accepted
+from txmq.binlog.apply.accepted_events import Accepted
+from txmq.binlog.apply.applier_session import Applied, Replica, Session
 from txmq.binlog.apply.ddl import TargetStatements
-from txmq.binlog.apply.session import Applied, Replica, Session
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import connector
 from txmq.binlog.apply.topics import applied_topics

@@ -28,7 +28,7 @@ _OPAQUE = frozenset(
     }
 )  # fmt: skip
 _MEMBER = re.compile("'((?:[^']|'')*)'")  # of an ENUM
-Row = Mapping[str, Any]  # values by column, as ``event_json.read_event`` has them
+Row = Mapping[str, Any]  # values by column, as ``change_event_json.read_event`` has them
 
 
 @dataclass(frozen=True, slots=True)

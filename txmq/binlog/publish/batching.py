@@ -22,16 +22,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from txmq.binlog.change_event_json import EventEncoder
 from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
-from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
+from txmq.binlog.publish.broker_away import BrokerWait
 from txmq.binlog.publish.gathering import Batch, Gathering, Parked, Step
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.selectors import placing_of
 from txmq.binlog.publish.topics import Topics
 from txmq.binlog.publish.unread import SnapshotState, Unread
-from txmq.binlog.publish.waiting import BrokerWait
 from txmq.client import Client
 from txmq.errors import RequestTimeoutError, TransactionStateError, TxmqError, anew
 from txmq.runtime.crashpoints import crash_point

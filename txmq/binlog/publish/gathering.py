@@ -23,6 +23,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from txmq.binlog.change_event_json import (
+    BEGIN,
+    END,
+    EPOCH_HEADER,
+    OP_HEADER,
+    REKEY_HEADER,
+    EventEncoder,
+    EventMessage,
+    read_event,
+)
 from txmq.binlog.changes import (
     Ddl,
     DdlKind,
@@ -37,16 +47,6 @@ from txmq.binlog.changes import (
 )
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError, SourceError
-from txmq.binlog.event_json import (
-    BEGIN,
-    END,
-    EPOCH_HEADER,
-    OP_HEADER,
-    REKEY_HEADER,
-    EventEncoder,
-    EventMessage,
-    read_event,
-)
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import OpenTransaction, ParkedRows, Published
 from txmq.binlog.publish.topics import Topics

@@ -2,7 +2,7 @@
 
 ``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
 ``"snapshot": {}`` while one is unfinished, ``"ended": []`` after XA COMMITs, ``"spool": {}`` if changes may be in a
-spool, and nowhere else (``ordered``), and ``"placing"`` unless it was written by an older version.
+spool, and nowhere else (``ordered_publisher``), and ``"placing"`` unless it was written by an older version.
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
 transaction a message to acknowledge. More than one does no harm.

@@ -22,9 +22,9 @@ from txmq.binlog.errors import BinlogError, SourceAwayError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.unread import Key, SnapshotState, TableProgress
+from txmq.binlog.snapshot.consistent_read import View
 from txmq.binlog.snapshot.progress import Bar, SnapshotProgress
 from txmq.binlog.snapshot.tables import SnapshotTable, literal, parameters
-from txmq.binlog.snapshot.view import View
 from txmq.binlog.source import SourceOptions
 from txmq.binlog.source.server import Server
 from txmq.binlog.statements import shadowed

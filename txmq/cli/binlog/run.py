@@ -59,7 +59,7 @@ def run(
     if show_settings:
         output.print_json(shown(settings))
         return
-    from txmq.binlog.run import read_binlog
+    from txmq.binlog.reader import read_binlog
     from txmq.runtime import logging
 
     logging.configure("info")

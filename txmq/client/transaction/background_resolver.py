@@ -19,7 +19,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.hazard_report import Hazard
 from txmq.xa.resolver import Resolver
 from txmq.xa.resolver_ports import Answer
-from txmq.xa.two_phase.branch import XAResource
+from txmq.xa.two_phase.resource_ports import XAResource
 
 if TYPE_CHECKING:
     from txmq.client.client import Client

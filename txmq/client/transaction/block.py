@@ -51,7 +51,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.guarded_connection import tell_of_use
 from txmq.xa.last_resource.savepoint import Savepoint
 from txmq.xa.resources import Resource, sorted_out
-from txmq.xa.two_phase.branch import XAResource
+from txmq.xa.two_phase.resource_ports import XAResource
 
 if TYPE_CHECKING:
     from txmq.client.client import Client

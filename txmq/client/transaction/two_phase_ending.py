@@ -50,7 +50,6 @@ from txmq.runtime.ports import Buffer
 from txmq.xa.database.hazard_report import Hazard
 from txmq.xa.resolver_ports import Answer
 from txmq.xa.resources import refuse_twins
-from txmq.xa.two_phase.branch import PrepareUnknownError, UsedXAConnection, XABranch, XAResource
 from txmq.xa.two_phase.coordinator import (
     BranchState,
     XACoordinator,
@@ -61,6 +60,7 @@ from txmq.xa.two_phase.coordinator import (
     committed,
     vote,
 )
+from txmq.xa.two_phase.resource_ports import PrepareUnknownError, UsedXAConnection, XABranch, XAResource
 
 DECIDE_WAIT_S = 1.0  # after the deadline, if decide was sent and not answered
 COMMITTED_STATES = (XAState.COMMITTED, XAState.COMMITTED_PENDING)

@@ -34,10 +34,10 @@ from txmq.errors import ConfigError
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog_rows import FORMAT, XA_COMMIT, BinlogRows, Reading
+from txmq.spark.audit.binlog_sync import SyncAudit
 from txmq.spark.audit.gaps import Ranges
 from txmq.spark.audit.match import Window, json_text
 from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
-from txmq.spark.audit.sync import SyncAudit
 from txmq.spark.audit.topic import TopicAudit
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from txmq.errors import ConfigError
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog import LOOK_AGAIN_S, UNORDERED, holds, is_ordered, sent, wait_for_pending
 from txmq.spark.audit.binlog_rows import Reading
+from txmq.spark.audit.binlog_sync import SyncAudit
 from txmq.spark.audit.binlog_table_rows import FORMAT, TableRows
 from txmq.spark.audit.match import json_text
 from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
-from txmq.spark.audit.sync import SyncAudit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from txmq.binlog.change_event_json import EventEncoder
 from txmq.binlog.changes import Row, TableName
-from txmq.binlog.event_json import EventEncoder
+from txmq.binlog.snapshot.consistent_read import View
 from txmq.binlog.snapshot.tables import SnapshotTable
-from txmq.binlog.snapshot.view import View
 from txmq.binlog.source.server import Server
 from txmq.binlog.source_settings import source_options
 from txmq.errors import ConfigError

@@ -4,7 +4,7 @@ What is known committed? A segment file holds only what the journal held before,
 committed, whatever process died when. What readers may see of them, where the partition ends, and which topic it is,
 only the journal says. So:
 
-* below a data directory the journal is asked (``state``). Nothing above the high watermark is given out. If a
+* below a data directory the journal is asked (``stopped_broker``). Nothing above the high watermark is given out. If a
   file ends before it, the rest is only in the journal; that is an error, or a warning (``failOnDataLoss=false``).
 * in a copy of segments alone, all whole batches are given out, also of an XA decision whose rows are not all committed
   yet. A last segment that ends inside a batch ends before it; anything else that is not whole is damage.
@@ -29,8 +29,8 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import File
 from txmq.spark.segment_files.layout import ARCHIVE, PartitionId, Segment, segments_below
-from txmq.spark.segment_files.state import Folded, fold, is_data_directory, locked
-from txmq.spark.source.batch import within
+from txmq.spark.segment_files.stopped_broker import Folded, fold, is_data_directory, locked
+from txmq.spark.source.batch_reader import within
 from txmq.spark.source.catalog import Held, check_offsets, placed
 from txmq.spark.source.options import SourceOptions, Where
 from txmq.spark.source.ranges import Range

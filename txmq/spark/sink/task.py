@@ -24,9 +24,9 @@ from txmq.client.transaction.conversation import OVERLOADED_PAUSE_S
 from txmq.errors import ConnectionLostError, FencedError, TransactionConflictError
 from txmq.spark.sink.chunk_transaction import ChunkTransaction, Writing, roll_back
 from txmq.spark.sink.digest import Digest
-from txmq.spark.sink.homes import Opened, Winner, anchor_of, is_to_be_written
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt, Standing
+from txmq.spark.sink.query_homes import Opened, Winner, anchor_of, is_to_be_written
 from txmq.spark.sink.rows import Chunk, Gatherer
 
 # Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.

@@ -34,7 +34,7 @@ from txmq.client import Client
 from txmq.errors import DataLossError, UnknownTopicError
 from txmq.log.history import LogHistory
 from txmq.runtime.logging import get_logger
-from txmq.spark.source.batch import RangePartition, tasks, within
+from txmq.spark.source.batch_reader import RangePartition, tasks, within
 from txmq.spark.source.catalog import Catalog, Held, check_offsets, connect, made_anew, placed
 from txmq.spark.source.fetch import Reading, read_ranges
 from txmq.spark.source.offsets import Ends, Position

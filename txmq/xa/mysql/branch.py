@@ -53,9 +53,9 @@ from txmq.xa.database.mysql_server import (
     send,
 )
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver, return_lent
+from txmq.xa.mysql.branch_session import MySQLSession
 from txmq.xa.mysql.pipelined_xa_start import PipelinedStart
-from txmq.xa.mysql.session import MySQLSession
-from txmq.xa.two_phase.branch import Bqual, PrepareUnknownError, encode_bqual
+from txmq.xa.two_phase.resource_ports import Bqual, PrepareUnknownError, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler
 
 
 class MySQLBranch:
-    """See ``branch.XABranch``. Begun when made.
+    """See ``resource_ports.XABranch``. Begun when made.
 
     Args:
         session: idle; the branch's until it gives it back.

@@ -35,16 +35,16 @@ from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import Server, listed_xids, require_driver, warn_of_binary_log, why_no_xa
 from txmq.xa.database.resource import OPEN_S_MAX, WAIT_S_MIN, DatabaseResource
 from txmq.xa.mysql.branch import MySQLBranch
-from txmq.xa.mysql.session import MySQLSession
+from txmq.xa.mysql.branch_session import MySQLSession
 from txmq.xa.mysql.xa_recover import MySQLRecovery
-from txmq.xa.two_phase.branch import UsedXAConnection
+from txmq.xa.two_phase.resource_ports import UsedXAConnection
 from txmq.xid import TxId
 
 FRESH_S = 0.1  # a connection that has committed so lately is taken to be alive; one that is not dooms one block
 
 
 class MySQLResource(DatabaseResource[MySQLSession]):
-    """A MySQL or MariaDB database that takes part in two-phase commits. See ``branch.XAResource``.
+    """A MySQL or MariaDB database that takes part in two-phase commits. See ``resource_ports.XAResource``.
 
     Args:
         name: as it shows in ``txmq tx list``; stored in the database at ``install``.

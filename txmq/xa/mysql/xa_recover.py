@@ -36,8 +36,8 @@ from txmq.xa.database.mysql_server import (
 )
 from txmq.xa.database.resource import OPEN_S_MAX
 from txmq.xa.database.token_table import TokenRow, TokenTable
-from txmq.xa.mysql.session import MySQLSession
-from txmq.xa.two_phase.branch import Ended, ListedXid, listed_xid
+from txmq.xa.mysql.branch_session import MySQLSession
+from txmq.xa.two_phase.resource_ports import Ended, ListedXid, listed_xid
 from txmq.xid import Xid
 
 _TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
@@ -46,7 +46,7 @@ _TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from its cache for 0.1 s after a q
 
 
 class MySQLRecovery:
-    """See ``branch.Recovery``.
+    """See ``resource_ports.Recovery``.
 
     Args:
         session: verified, idle; from now on this object's.

@@ -73,9 +73,9 @@ from txmq.xa.resolver_ports import (
     is_of_this_broker,
     list_transactions,
 )
-from txmq.xa.two_phase.branch import Ended, ListedXid, Recovery, XAResource
 from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone
 from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
+from txmq.xa.two_phase.resource_ports import Ended, ListedXid, Recovery, XAResource
 from txmq.xid import Xid, branch_xid
 
 IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet

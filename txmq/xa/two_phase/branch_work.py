@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from txmq.xa.resolver_ports import OWNER_GONE_MS, Answer
-from txmq.xa.two_phase.branch import ListedXid
 from txmq.xa.two_phase.heuristic_outcome import Verdict
+from txmq.xa.two_phase.resource_ports import ListedXid
 from txmq.xid import Xid
 
 

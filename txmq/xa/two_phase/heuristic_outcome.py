@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 
 from txmq.xa.database import marker_table
-from txmq.xa.two_phase.branch import Ended
+from txmq.xa.two_phase.resource_ports import Ended
 
 
 class Verdict(enum.Enum):

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.scripted import PART_ROWS, TABLES, part, parts_of
+from txmq.binlog.change_event_json import EventEncoder
 from txmq.binlog.changes import Ddl, DdlKind, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings, SnapshotSettings
 from txmq.binlog.errors import BinlogError, SourceError
-from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
 from txmq.binlog.publish import gathering
 from txmq.binlog.publish.gathering import Batch, Gathering, Outgoing, Step
-from txmq.binlog.publish.parked import opened
+from txmq.binlog.publish.parked_xa_changes import opened
 from txmq.binlog.publish.published import ParkedRows, Published, read_published
 from txmq.binlog.publish.topics import Topics
 from txmq.binlog.publish.unread import SnapshotState

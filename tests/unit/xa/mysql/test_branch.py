@@ -11,7 +11,7 @@ from txmq.errors import HeuristicError, RolledBackError, TransactionError
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.mysql.branch import MySQLBranch
-from txmq.xa.two_phase.branch import PrepareUnknownError
+from txmq.xa.two_phase.resource_ports import PrepareUnknownError
 
 MARKER, END, PREPARE = range(3)
 TXID = "00000000000000c1-b1-1-1"

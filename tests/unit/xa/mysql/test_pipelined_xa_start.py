@@ -15,7 +15,7 @@ from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.thread_connection import ThreadConnection
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.mysql.pipelined_xa_start import JOINED_SIZE_BYTES_MAX, PipelinedStart
-from txmq.xa.two_phase.branch import PrepareUnknownError
+from txmq.xa.two_phase.resource_ports import PrepareUnknownError
 
 START = "XA START 'x'"
 

@@ -27,8 +27,8 @@ from txmq.errors import (
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase import branch_resolver as xa_resolver
-from txmq.xa.two_phase.branch import Bqual, encode_bqual
 from txmq.xa.two_phase.branch_resolver import BranchResolver
+from txmq.xa.two_phase.resource_ports import Bqual, encode_bqual
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 from ..xa_support import DriverError, FakeResource, Notes, Prepared, XAFixture, external_branch

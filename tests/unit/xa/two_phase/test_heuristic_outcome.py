@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from txmq.xa.two_phase.branch import Ended
 from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
+from txmq.xa.two_phase.resource_ports import Ended
 
 
 @pytest.mark.parametrize(

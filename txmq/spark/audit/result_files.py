@@ -7,7 +7,7 @@ from pathlib import Path
 
 from txmq.runtime.private_files import make_private_directory, write_private
 from txmq.spark.audit.audit import AuditResult
-from txmq.spark.audit.page import page
+from txmq.spark.audit.html_report import page
 from txmq.spark.audit.summary import Summary
 
 DATASET, OBJECT, PAGE = "findings", "audit.json", "audit.html"

@@ -1,4 +1,4 @@
-"""A relay in front of a broker, which can be cut: connections through it reach the broker no more."""
+"""A proxy in front of a broker, which can be cut: connections through it reach the broker no more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOST: Final = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
 
 
-class Relay:
+class Proxy:
     """From a port of its own to ``port``. Usable as a block. One thread cuts and mends."""
 
     def __init__(self, port: int) -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.services.binlog.scripted import DOMAIN, SERVER, TABLES, Script, ScriptedSource, part
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import AnyClass
-from txmq.binlog import run
+from txmq.binlog import reader
 from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
-from txmq.binlog.run import BinlogReader
+from txmq.binlog.reader import BinlogReader
 from txmq.xid import Xid, xid_sql
 
 A, B = Xid(1, b"a", b""), Xid(1, b"b", b"")
@@ -85,12 +85,12 @@ class Taken(AnyClass):
 def test_now_is_a_position_at_which_nothing_is_prepared(
     parts: list[TransactionPart], ends: list[int], begins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "LISTED_S", 0.0)
-    monkeypatch.setattr(run, "PREPARED_S", 0.0)
+    monkeypatch.setattr(reader, "LISTED_S", 0.0)
+    monkeypatch.setattr(reader, "PREPARED_S", 0.0)
     taken = Taken()
-    reader = BinlogReader(lambda: source, SimClock())
+    reading = BinlogReader(lambda: source, SimClock())
     source = BusyServer(parts, ends)
-    source._ended = reader.stop
-    reader.run(taken)
+    source._ended = reading.stop
+    reading.run(taken)
     assert taken.begun == [f"{DOMAIN}-{SERVER}-{begins}"]
     assert taken.parts == parts[begins:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.xa.two_phase.branch import Bqual, ListedXid, decode_bqual, encode_bqual, listed_xid
+from txmq.xa.two_phase.resource_ports import Bqual, ListedXid, decode_bqual, encode_bqual, listed_xid
 from txmq.xid import FORMAT_ID, TxId, Xid, xid_sql
 
 UUID = "0123456789abcdef" * 2

@@ -15,7 +15,7 @@ from txmq.binlog.publish.batching import BatchingPublisher
 from txmq.binlog.publish.commits import PositionCommits
 from txmq.binlog.publish.gathering import Batch, Parked
 from txmq.binlog.publish.ownership import refuse_spooled
-from txmq.binlog.publish.parked import ParkedTopic
+from txmq.binlog.publish.parked_xa_changes import ParkedTopic
 from txmq.binlog.publish.position_log import PositionLog, newest_position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.unread import Unread

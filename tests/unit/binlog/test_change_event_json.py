@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from txmq.binlog.change_event_json import BEGIN, END, EventEncoder, EventMessage, read_event, read_statement
 from txmq.binlog.changes import (
     ABSENT,
     Column,
@@ -25,7 +26,6 @@ from txmq.binlog.changes import (
     TransactionPart,
     Value,
 )
-from txmq.binlog.event_json import BEGIN, END, EventEncoder, EventMessage, read_event, read_statement
 from txmq.binlog.position import MariadbGtids, Position
 
 ITEMS = TableSchema(

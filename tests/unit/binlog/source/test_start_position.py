@@ -9,7 +9,7 @@ import pytest
 from tests.services.binlog.scripted import DOMAIN, SERVER, part
 from txmq.binlog.changes import TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
-from txmq.binlog.source.unprepared import UnpreparedSearch
+from txmq.binlog.source.start_position import UnpreparedSearch
 from txmq.xid import Xid, xid_sql
 
 

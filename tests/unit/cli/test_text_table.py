@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.cli import main, output
-from txmq.cli.table import display_width, field_lines, paragraph, table_lines
+from txmq.cli.text_table import display_width, field_lines, paragraph, table_lines
 
 COLUMNS = ("name", "retention_size_bytes", "why")
 ROWS = [["orders", "7", "nobody has decided yet"], ["payments", "-", "its owner is connected and may still decide"]]

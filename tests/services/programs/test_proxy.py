@@ -1,4 +1,4 @@
-"""``txmq.testing.processes.relay``: whoever goes through it reaches the broker no more when it is cut."""
+"""``txmq.testing.processes.proxy``: whoever goes through it reaches the broker no more when it is cut."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import pytest
 import txmq
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
-from txmq.testing.processes.relay import Relay
+from txmq.testing.processes.proxy import Proxy
 
 
-def test_cut_relay_parts_its_clients_from_the_broker(broker: BrokerProcess) -> None:
+def test_cut_proxy_parts_its_clients_from_the_broker(broker: BrokerProcess) -> None:
     with (
-        Relay(broker.port) as relay, txmq.connect(relay.address, timeout=2.0, lazy=True) as far,
+        Proxy(broker.port) as proxy, txmq.connect(proxy.address, timeout=2.0, lazy=True) as far,
         txmq.connect(broker.address) as near,
     ):  # fmt: skip
         near.topics.create("t")
         eventually(lambda: _names(far) == ["t"], "it reaches the broker")
-        relay.cut()
+        proxy.cut()
         with pytest.raises(txmq.errors.ConnectionLostError):
             far.topics.list()
         assert _names(near) == ["t"]
-        relay.mend()
+        proxy.mend()
         eventually(lambda: _names(far) == ["t"], "it reaches the broker again")
 
 

@@ -20,8 +20,8 @@ from txmq.errors import (
 )
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.spark.sink import homes
-from txmq.spark.sink.homes import Opened, Winner
+from txmq.spark.sink import query_homes
+from txmq.spark.sink.query_homes import Opened, Winner
 
 
 def anchored(cluster: SinkCluster, home: int, topic: str | None = "t", query: str = "q") -> Opened:
@@ -29,7 +29,7 @@ def anchored(cluster: SinkCluster, home: int, topic: str | None = "t", query: st
     cluster.anchors[query] = home
     with cluster.client(1) as client:
         client.ping()
-        return homes.open_query(client, topic, query, homes.new_epoch(client), 0)
+        return query_homes.open_query(client, topic, query, query_homes.new_epoch(client), 0)
 
 
 def committed(cluster: SinkCluster) -> list[list[str]]:
@@ -55,14 +55,20 @@ def test_new_query_gets_a_home_of_its_topic(cluster: SinkCluster) -> None:
     cluster.topics["u"] = [2, 3]
     with cluster.client(1) as client:
         client.ping()
-        found = {homes.open_query(client, "u", f"q{number}", homes.new_epoch(client), 0).home for number in range(20)}
+        found = {
+            query_homes.open_query(client, "u", f"q{number}", query_homes.new_epoch(client), 0).home
+            for number in range(20)
+        }
     assert found == {2, 3}
 
 
 def test_queries_whose_rows_name_topics_are_spread_over_all_homes(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
-        found = {homes.open_query(client, None, f"q{number}", homes.new_epoch(client), 0).home for number in range(20)}
+        found = {
+            query_homes.open_query(client, None, f"q{number}", query_homes.new_epoch(client), 0).home
+            for number in range(20)
+        }
     assert found == {1, 2, 3}
 
 
@@ -72,7 +78,7 @@ def test_new_query_passes_over_a_home_that_is_away(cluster: SinkCluster) -> None
         client.routes.all_links()
         cluster.kill(3)
         begun = cluster.clock.now
-        assert homes.open_query(client, "t", "q", homes.new_epoch(client), 0).home != 3
+        assert query_homes.open_query(client, "t", "q", query_homes.new_epoch(client), 0).home != 3
         assert cluster.clock.now - begun < 3.0
 
 
@@ -81,7 +87,7 @@ def test_registry_that_is_away_for_a_while_is_waited_for(cluster: SinkCluster) -
         home.faults["query"] = deque([UnavailableError("the registry does not answer")] * 2)
     with cluster.client(1) as client:
         client.ping()
-        assert homes.open_query(client, "t", "q", homes.new_epoch(client), 0).standing.newest is None
+        assert query_homes.open_query(client, "t", "q", query_homes.new_epoch(client), 0).standing.newest is None
     assert len(set(cluster.anchors.values())) == 1
 
 
@@ -91,7 +97,7 @@ def test_registry_that_stays_away_ends_with_the_time(cluster: SinkCluster) -> No
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(UnavailableError, match="the registry does not answer"):
-            homes.new_epoch(client)
+            query_homes.new_epoch(client)
 
 
 def test_anchor_that_is_away_is_waited_for_and_not_replaced(cluster: SinkCluster) -> None:
@@ -102,7 +108,7 @@ def test_anchor_that_is_away_is_waited_for_and_not_replaced(cluster: SinkCluster
         cluster.kill(2)
         begun = cluster.clock.now
         with pytest.raises(ConnectionLostError):
-            homes.open_query(client, "t", "q", homes.new_epoch(client), 0)
+            query_homes.open_query(client, "t", "q", query_homes.new_epoch(client), 0)
         assert cluster.clock.now - begun >= 5.0
     assert cluster.anchors == {"q": 2}
 
@@ -114,7 +120,7 @@ def test_homes_that_name_each_other_are_not_followed_for_ever(cluster: SinkClust
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(NotOwnerError):
-            homes.open_query(client, "t", "q", 1, 0)
+            query_homes.open_query(client, "t", "q", 1, 0)
 
 
 def test_refusal_that_names_no_home_is_told(cluster: SinkCluster) -> None:
@@ -123,7 +129,7 @@ def test_refusal_that_names_no_home_is_told(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(NotOwnerError, match="not here"):
-            homes.open_query(client, "t", "q", 1, 0)
+            query_homes.open_query(client, "t", "q", 1, 0)
 
 
 def test_anchor_of_which_no_broker_tells_is_waited_for(cluster: SinkCluster) -> None:
@@ -132,16 +138,16 @@ def test_anchor_of_which_no_broker_tells_is_waited_for(cluster: SinkCluster) -> 
         client.ping()
         before = cluster.clock.now
         with pytest.raises(UnavailableError, match=r"no broker tells where home 0{15}5 is"):
-            homes.anchor_of(client, 5)
+            query_homes.anchor_of(client, 5)
         assert cluster.clock.now - before >= 4.9
-        assert homes.anchor_of(client, 3).home == 3
+        assert query_homes.anchor_of(client, 3).home == 3
 
 
 def test_missing_topic_is_told_before_a_query_is_opened(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(UnknownTopicError):
-            homes.open_query(client, "nosuch", "q", 1, 0)
+            query_homes.open_query(client, "nosuch", "q", 1, 0)
     assert cluster.anchors == {}
 
 
@@ -275,7 +281,7 @@ def test_branch_that_has_ended_already_is_not_told_again(
 def test_many_branches_are_told_in_order_some_at_once(
     cluster: SinkCluster, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "TOLD_AT_ONCE", 4)
+    monkeypatch.setattr(query_homes, "TOLD_AT_ONCE", 4)
     written = [job.write(rows(0, 2), task_number=number) for number in range(10)]
     seen: list[int] = []
 
@@ -312,7 +318,7 @@ def test_lone_broker_is_asked_once_and_its_refusal_is_told(monkeypatch: pytest.M
         made = Job(client)
         lone.homes[1].faults["query"] = deque([UnavailableError("stops")])
         with pytest.raises(UnavailableError, match="stops"):
-            homes.commit(client, made.opened.home, made.at, [Winner("0-0-1-1", ())])
+            query_homes.commit(client, made.opened.home, made.at, [Winner("0-0-1-1", ())])
         lone.homes[1].hold.add("query")
         with pytest.raises(RequestTimeoutError):
-            homes.open_query(client, "t", "q", made.at.epoch, 0)
+            query_homes.open_query(client, "t", "q", made.at.epoch, 0)

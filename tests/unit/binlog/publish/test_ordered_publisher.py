@@ -26,9 +26,9 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import ownership
-from txmq.binlog.publish.ordered import OrderedPublisher
+from txmq.binlog.publish.ordered_publisher import OrderedPublisher
 from txmq.binlog.publish.published import Published, read_published
-from txmq.binlog.run import BinlogReader
+from txmq.binlog.reader import BinlogReader
 from txmq.client.producer.batches import MeantTopic
 from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer, WriteAheadSpool
 from txmq.errors import SpoolFullError

@@ -22,15 +22,15 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import SourceAwayError
 from txmq.binlog.position import Position, parse_gtids
 from txmq.binlog.publish.batching import BatchingPublisher
-from txmq.binlog.publish.ordered import OrderedPublisher
+from txmq.binlog.publish.ordered_publisher import OrderedPublisher
 from txmq.binlog.publish.published import Published
-from txmq.binlog.publish.transactional import TransactionalPublisher
+from txmq.binlog.publish.transactional_publisher import TransactionalPublisher
 from txmq.binlog.publish.unread import Unread
+from txmq.binlog.snapshot.consistent_read import ViewEndedError
 from txmq.binlog.snapshot.progress import Bar
 from txmq.binlog.snapshot.snapshot import Snapshot
-from txmq.binlog.snapshot.view import ViewEndedError
 from txmq.binlog.source import BinlogSource
-from txmq.binlog.source.unprepared import UnpreparedSearch
+from txmq.binlog.source.start_position import UnpreparedSearch
 from txmq.binlog.source_settings import captures, source_options
 from txmq.client import Client, connect
 from txmq.errors import ConfigError, TxmqError
