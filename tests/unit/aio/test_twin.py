@@ -42,7 +42,7 @@ INTERNAL = {
     },
     "Consumer": {"deliver_for", "is_called_by_listener", "take", "take_next"},
     "HalfMessage": {"ask_checker", "home", "prepare", "reach", "report"},
-    "OrderedMessageProducer": {"forked", "meant", "send_to", "send_to_async"},
+    "OrderedMessageProducer": {"forked", "send_to", "send_to_async", "topic_ref"},
     "Outbox": {"add_relay", "forked", "remove_relay", "tables"},
     "Producer": {"route", "send_outside", "send_pairs_outside"},
     "Relay": {"ask_to_end", "forked", "has_ended", "require_begun"},

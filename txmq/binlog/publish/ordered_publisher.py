@@ -32,7 +32,7 @@ from txmq.binlog.publish.parked_xa_changes import ParkedNotes, note_name
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.client import Client
-from txmq.client.producer.batches import MeantTopic, Record
+from txmq.client.producer.batches import Record, TopicRef
 from txmq.client.spooling.ordered_producer import OrderedOptions
 from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer
 from txmq.errors import RequestTimeoutError, SpoolFullError, TransactionStateError, TxmqError, UnknownTopicError
@@ -56,7 +56,7 @@ class OrderedPublisher(BatchingPublisher):
         self._compression = None if self._publish.compression == "none" else self._publish.compression
         self._producer: WriteAheadProducer | None = None
         self._ownership: Ownership | None = None
-        self._meant: dict[str, MeantTopic] = {}
+        self._topic_refs: dict[str, TopicRef] = {}
         self._sparingly = Sparingly(get_logger(spool=settings.spool), client.clock)
 
     # --- the reader's thread -----------------------------------------------------------------------------------------
@@ -111,16 +111,16 @@ class OrderedPublisher(BatchingPublisher):
     def _made(self, topic: str) -> int:
         producer, partitions = self._opened, self._publish.partitions
 
-        def made() -> MeantTopic:
+        def made() -> TopicRef:
             deadline = self._clock.monotonic() + _TOPIC_S
             try:
-                return producer.meant(topic, deadline)
+                return producer.topic_ref(topic, deadline)
             except UnknownTopicError:
                 self._client.topics.ensure(topic, partitions)
-                return producer.meant(topic, deadline)
+                return producer.topic_ref(topic, deadline)
 
-        meant = self._meant[topic] = self._own_wait.answer(made)
-        return meant.partitions
+        topic_ref = self._topic_refs[topic] = self._own_wait.answer(made)
+        return topic_ref.partitions
 
     # --- the second thread -------------------------------------------------------------------------------------------
 
@@ -159,12 +159,12 @@ class OrderedPublisher(BatchingPublisher):
         for where, of_one in of_partitions.items():
             for some in _chunks(of_one):
                 content = bytes(records.encode(some, compression=self._compression))
-                yield SpoolBatch(where, content, len(some), self._meant_topic(where[0]).topic_id)
+                yield SpoolBatch(where, content, len(some), self._topic_ref(where[0]).topic_id)
 
-    def _meant_topic(self, topic: str) -> MeantTopic:
-        if topic not in self._meant:  # of parked changes alone, in this run
+    def _topic_ref(self, topic: str) -> TopicRef:
+        if topic not in self._topic_refs:  # of parked changes alone, in this run
             self._made(topic)
-        return self._meant[topic]
+        return self._topic_refs[topic]
 
     def _parked_notes(self, batch: Batch, before: Published | None, published: Published) -> Iterator[Note]:
         """The changes of transactions that are prepared after the batch."""

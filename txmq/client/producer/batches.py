@@ -17,7 +17,7 @@ BATCH_OVERHEAD_BYTES = 128  # header of the batch and its request's line
 Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp in ms
 
 
-class MeantTopic(NamedTuple):
+class TopicRef(NamedTuple):
     """The topic that a message's partition was chosen for.
 
     Attributes:
@@ -29,7 +29,7 @@ class MeantTopic(NamedTuple):
     partitions: int
 
 
-ANY_TOPIC = MeantTopic(0, 0)
+ANY_TOPIC = TopicRef(0, 0)
 
 
 class BatchState(enum.Enum):
@@ -96,7 +96,7 @@ class BatchQueue:
     """The unfinished batches of one partition, in order.
 
     Attributes:
-        meant: the topic that the batches' partition was chosen for.
+        topic_ref: the topic that the batches' partition was chosen for.
         base_sequence: the sequence of the queue's first message.
         open: the last batch of the queue while messages may still join it.
         stalled: a batch was refused; nothing is sent until the rest in flight is answered.
@@ -106,8 +106,8 @@ class BatchQueue:
     """
 
     __slots__ = (
-        "backoff_s", "base_sequence", "batches", "in_flight", "in_flight_max", "meant", "not_before", "open",
-        "partition", "stalled", "topic", "topic_bytes",
+        "backoff_s", "base_sequence", "batches", "in_flight", "in_flight_max", "not_before", "open",
+        "partition", "stalled", "topic", "topic_bytes", "topic_ref",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int) -> None:
@@ -118,15 +118,15 @@ class BatchQueue:
         self.stalled = False
         self.in_flight_max = 0
         self.not_before = self.backoff_s = 0.0
-        self.meant = ANY_TOPIC
+        self.topic_ref = ANY_TOPIC
 
-    def aim(self, meant: MeantTopic) -> bool:
-        """Mean this topic from now on; False if unfinished batches mean another one of that name."""
-        if self.meant.topic_id not in (0, meant.topic_id):
+    def bind_topic(self, topic_ref: TopicRef) -> bool:
+        """Send to this topic from now on; False if unfinished batches are for another one of that name."""
+        if self.topic_ref.topic_id not in (0, topic_ref.topic_id):
             if self.batches:
                 return False
             self.base_sequence = self.in_flight_max = 0  # the other topic knows no producer yet
-        self.meant = meant
+        self.topic_ref = topic_ref
         return True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.client.producer.batches import Batch, BatchQueue, BatchState, MeantTopic
+from txmq.client.producer.batches import Batch, BatchQueue, BatchState, TopicRef
 from txmq.client.producer.completion import completion_of
 from txmq.client.producer.sender import Sender
 from txmq.client.transport.reconnecting import AWAY_S_MAX
@@ -99,11 +99,11 @@ class HomeSender(Sender):
             finished = self._take_finished()
         self._notify(finished)
 
-    def aim(self, topic: Topic, partition: int) -> bool:
-        """See ``BatchQueue.aim``."""
+    def bind_topic(self, topic: Topic, partition: int) -> bool:
+        """See ``BatchQueue.bind_topic``."""
         with self._lock:
-            meant = MeantTopic(topic.topic_id, topic.config.partitions)
-            return self.core.queue_of(topic.config.name, partition).aim(meant)
+            topic_ref = TopicRef(topic.topic_id, topic.config.partitions)
+            return self.core.queue_of(topic.config.name, partition).bind_topic(topic_ref)
 
     def adopt(self, topic: str, partition: int, batches: list[Batch]) -> None:
         """Send batches that another sender let go; the threads that wait for them go on here."""

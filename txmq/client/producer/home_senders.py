@@ -130,7 +130,7 @@ class HomeSenders:
         slot = (topic, partition)
         destination, held = self._destinations.get(slot), self._client.topics.held(topic)
         if destination is not None and (
-            held is None or held is destination.topic or not destination.sender.aim(held, partition)
+            held is None or held is destination.topic or not destination.sender.bind_topic(held, partition)
         ):
             return destination  # of batches for a topic that is gone the broker tells, and of this one with them
         known = held or self._client.topics.known(topic)
@@ -139,7 +139,7 @@ class HomeSenders:
         else:
             link = self._client.routes.link_for(topic, partition)
             found = _Destination(self._sender_of(link), known, link)
-            found.sender.aim(known, partition)
+            found.sender.bind_topic(known, partition)
         with self._lock:
             if self._destinations.get(slot) is destination:  # no other thread has changed it meanwhile
                 self._destinations[slot] = found
@@ -321,9 +321,9 @@ class HomeSenders:
     def _rehome(self, sender: HomeSender, queue: BatchQueue) -> None:
         name, partition = queue.topic, queue.partition
         self._client.routes.corrected(name)
-        found, meant = self._client.topics.known(name), queue.meant
-        is_stale = meant.topic_id not in (0, found.topic_id)
-        if is_stale and found.config.partitions != meant.partitions:
+        found, topic_ref = self._client.topics.known(name), queue.topic_ref
+        is_stale = topic_ref.topic_id not in (0, found.topic_id)
+        if is_stale and found.config.partitions != topic_ref.partitions:
             raise NotOwnerError(
                 f"topic {name!r} was created anew with {found.config.partitions} partitions: nothing was stored, "
                 "send it again"
@@ -335,7 +335,7 @@ class HomeSenders:
             return
         with self._lock:
             taken = sender.take_returned(queue)
-            target.aim(found, partition)
+            target.bind_topic(found, partition)
             target.adopt(name, partition, taken)
             self._destinations[name, partition] = _Destination(target, found, link)
 

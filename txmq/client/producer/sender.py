@@ -292,7 +292,7 @@ class Sender:
             assert batch.content is not None
             reply, queue = _PutReply(self, connection, batch), batch.queue
             try:
-                connection.put(reply, queue.topic_bytes, queue.partition, batch.content, queue.meant.topic_id)
+                connection.put(reply, queue.topic_bytes, queue.partition, batch.content, queue.topic_ref.topic_id)
             except (
                 TxmqError
             ):  # the connection failed meanwhile: nothing of this batch was sent, and the others are lost

@@ -25,9 +25,9 @@ from txmq.client.producer.batches import (
     Batch,
     BatchQueue,
     BatchState,
-    MeantTopic,
     ProducerLimits,
     Record,
+    TopicRef,
 )
 from txmq.client.producer.completion import Completion
 from txmq.client.producer.core import ProducerCore
@@ -182,15 +182,15 @@ class OrderedCore(ProducerCore):
         for queue in self._active:
             self._give_up(queue)
 
-    def begin(self, partition: TopicPartition, sequence: int | None, meant: MeantTopic) -> bool:
+    def begin(self, partition: TopicPartition, sequence: int | None, topic_ref: TopicRef) -> bool:
         """Let a partition of this topic be sent to; ``sequence`` is the next one if nothing of it is unfinished.
 
         Returns:
             False if batches for another topic of that name are unfinished.
         """
         queue = self.queue_of(*partition)
-        if meant.topic_id and queue.meant.topic_id != meant.topic_id:
-            if not queue.aim(meant):
+        if topic_ref.topic_id and queue.topic_ref.topic_id != topic_ref.topic_id:
+            if not queue.bind_topic(topic_ref):
                 return False
             self._offsets_at_least.pop(queue, None)
         if sequence is not None:
@@ -260,10 +260,10 @@ class OrderedSender(Sender):
         """Whether it was unused for so long that it has to be checked."""
         return self.clock.monotonic() - connection.used_at > IDLE_CHECK_S
 
-    def begin(self, partition: TopicPartition, sequence: int | None, meant: MeantTopic) -> bool:
+    def begin(self, partition: TopicPartition, sequence: int | None, topic_ref: TopicRef) -> bool:
         """See ``OrderedCore.begin``."""
         with self._lock:
-            return self.core.begin(partition, sequence, meant)
+            return self.core.begin(partition, sequence, topic_ref)
 
     def start(
         self, partition: TopicPartition, record: Record, deadline: float, future: Future[SendResult] | None,
@@ -275,7 +275,7 @@ class OrderedSender(Sender):
             connection = self._connection
             if connection is None or connection.failure is not None or partition not in self.core.direct:
                 return None
-            if topic_id and self.core.queue_of(*partition).meant.topic_id != topic_id:
+            if topic_id and self.core.queue_of(*partition).topic_ref.topic_id != topic_id:
                 return None
             batch, number = self.core.append(*partition, record, now, deadline)
             completion = batch.owner

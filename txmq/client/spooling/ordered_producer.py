@@ -28,7 +28,7 @@ from txmq.client.arguments import (
     require_wait,
 )
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
-from txmq.client.producer.batches import MeantTopic, ProducerLimits, Record
+from txmq.client.producer.batches import ProducerLimits, Record, TopicRef
 from txmq.client.producer.core import BACKOFF_S
 from txmq.client.producer.message_checks import Content, checked_content
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
@@ -119,8 +119,10 @@ class OrderedMessageProducer:
         self._client, self._selector, self._options = client, selector, options
         self._key_hash = selector if type(selector) is KeyHashSelector else None
         self._spool = off_loop(lambda: self._opened(spool, options.spool_size_bytes_max))
-        declared = {name: MeantTopic(0, count) for name, count in options.partitions.items()}
-        self._topics = {name: (meant, float("-inf")) for name, meant in (declared | self._spool.topics()).items()}
+        declared = {name: TopicRef(0, count) for name, count in options.partitions.items()}
+        self._topics = {
+            name: (topic_ref, float("-inf")) for name, topic_ref in (declared | self._spool.topics()).items()
+        }
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._retries: dict[TopicPartition, tuple[float, float]] = {}  # not before, back-off; for the drain threads
         self._lock = Lock()
@@ -187,40 +189,40 @@ class OrderedMessageProducer:
     def _checked(
         self, topic: str, message: Content,
         timeout: float | None,
-    ) -> tuple[TopicPartition, Record, float, MeantTopic]:  # fmt: skip
+    ) -> tuple[TopicPartition, Record, float, TopicRef]:  # fmt: skip
         self._refuse_closed()
         refuse_enclosed(self._client, "an ordered producer cannot join a transaction: send it outside of this block")
         key, value, stored = checked_content(message, self.request_size_bytes_max)
         now_ms = self._client.clock.now_ms()
         require_wait(timeout)
         deadline = self._client.clock.monotonic() + (self._options.timeout if timeout is None else timeout)
-        meant = self.meant(topic, deadline)
-        partitions = meant.partitions
+        topic_ref = self.topic_ref(topic, deadline)
+        partitions = topic_ref.partitions
         if self._key_hash is not None and key is not None:
             where = self._key_hash.partition_of(key, partitions)
         else:
             shown = Message(topic, -1, -1, key, value, dict(stored), message[3], now_ms, None)
             where = checked(self._selector.select(topic, partitions, shown), topic, partitions)
-        return (topic, where), (key, value, stored, now_ms), deadline, meant
+        return (topic, where), (key, value, stored, now_ms), deadline, topic_ref
 
-    def send_to(self, partition: TopicPartition, record: Record, deadline: float, meant: MeantTopic) -> SendResult:
+    def send_to(self, partition: TopicPartition, record: Record, deadline: float, topic_ref: TopicRef) -> SendResult:
         """For ``RetryingProducer``: as ``send``; the message is checked and its partition chosen."""
         self._refuse_closed()
         queue = self._queue(partition)
-        result = queue.send(record, deadline, meant)
+        result = queue.send(record, deadline, topic_ref)
         if result.status is SendStatus.SPOOLED:
             self._say_spooled(_SPOOLED, partition)
             queue.home.wake.set()
         return result
 
     def send_to_async(
-        self, partition: TopicPartition, record: Record, deadline: float, meant: MeantTopic
+        self, partition: TopicPartition, record: Record, deadline: float, topic_ref: TopicRef
     ) -> Future[SendResult]:  # fmt: skip
         """For ``RetryingProducer``: as ``send_async``; the message is checked and its partition chosen."""
         self._refuse_closed()
         self._homes.wait_for_room(len(record[1]), deadline)
         queue = self._queue(partition)
-        future = queue.send_async(record, deadline, meant)
+        future = queue.send_async(record, deadline, topic_ref)
         if self._spool.count(partition):
             self._say_spooled(_SPOOLED, partition)
             queue.home.wake.set()
@@ -243,7 +245,7 @@ class OrderedMessageProducer:
         """The broker's limit, or its default until that is known."""
         return self._homes.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
 
-    def meant(self, topic: str, deadline: float) -> MeantTopic:
+    def topic_ref(self, topic: str, deadline: float) -> TopicRef:
         """The topic of that name, as far as it is known. Raises as ``send``."""
         known = self._topics.get(topic)
         now = self._client.clock.monotonic()
@@ -257,15 +259,15 @@ class OrderedMessageProducer:
         except (ConnectionLostError, RequestTimeoutError):
             if known is None:
                 raise
-            meant = known[0]
+            topic_ref = known[0]
         else:
             topic_id = 0 if self._client.routes.is_lone else found.topic_id
-            meant = MeantTopic(topic_id, found.config.partitions)
-            self._learnt(topic, meant)
-        self._topics[topic] = meant, now
-        return meant
+            topic_ref = TopicRef(topic_id, found.config.partitions)
+            self._learnt(topic, topic_ref)
+        self._topics[topic] = topic_ref, now
+        return topic_ref
 
-    def _learnt(self, topic: str, found: MeantTopic) -> None:
+    def _learnt(self, topic: str, found: TopicRef) -> None:
         known = self._topics.get(topic)
         if known is None or known[0] != found or topic in self._options.partitions:
             self._spool.remember_topic(topic, found)

@@ -46,7 +46,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from txmq.client.producer.batches import ANY_TOPIC, SEQUENCE_MASK, Batch, MeantTopic, Record
+from txmq.client.producer.batches import ANY_TOPIC, SEQUENCE_MASK, Batch, Record, TopicRef
 from txmq.client.producer.completion import Completion
 from txmq.client.spooling.direct_sender import TakenOver, Unsent
 from txmq.client.spooling.drain_rules import (
@@ -119,27 +119,27 @@ class PartitionQueue:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def send(self, record: Record, deadline: float, meant: MeantTopic = ANY_TOPIC) -> SendResult:
+    def send(self, record: Record, deadline: float, topic_ref: TopicRef = ANY_TOPIC) -> SendResult:
         """Send a message, or spool it.
 
         Args:
-            meant: the topic that its partition was chosen for.
+            topic_ref: the topic that its partition was chosen for.
 
         Raises:
             SpoolFullError, StorageError: it is neither sent nor spooled.
             TooLargeError, InvalidBatchError, UnknownTopicError, ...: refused for good, nothing was stored.
         """
-        begun = self._begin(record, deadline, None, meant)
+        begun = self._begin(record, deadline, None, topic_ref)
         if isinstance(begun, Ticket):
             return self._spooled(begun)
         completion, number = begun
         self.home.sender.drive(completion)
         return completion.result(number)
 
-    def send_async(self, record: Record, deadline: float, meant: MeantTopic = ANY_TOPIC) -> Future[SendResult]:
+    def send_async(self, record: Record, deadline: float, topic_ref: TopicRef = ANY_TOPIC) -> Future[SendResult]:
         """As ``send``, without waiting for the broker; a spooled message is synced when this returns."""
         future = new_future()
-        begun = self._begin(record, deadline, future, meant)
+        begun = self._begin(record, deadline, future, topic_ref)
         if isinstance(begun, Ticket):
             try:
                 future.set_result(self._spooled(begun))
@@ -154,24 +154,24 @@ class PartitionQueue:
         return SendResult(*self.partition, None, SendStatus.SPOOLED)
 
     def _begin(
-        self, record: Record, deadline: float, future: Future[SendResult] | None, meant: MeantTopic
+        self, record: Record, deadline: float, future: Future[SendResult] | None, topic_ref: TopicRef
     ) -> Ticket | tuple[Completion, int]:  # fmt: skip
         """Put the message in its order: after those sent directly, or in the spool."""
         if self.home.commits:
             self._await_commits(deadline)
         # Without the lock while nothing has failed.
-        begun = self.home.sender.start(self.partition, record, deadline, future, meant.topic_id)
+        begun = self.home.sender.start(self.partition, record, deadline, future, topic_ref.topic_id)
         while begun is None:
             with self._lock:
                 if self._is_closed:
                     raise ClosedError("the producer is closed")
                 if not self.home.sender.is_given_up(self.partition):
                     if self._spool.count(self.partition) == 0:
-                        begun = self._direct(record, deadline, future, meant)
+                        begun = self._direct(record, deadline, future, topic_ref)
                         if begun is not None:
                             break
                     if not self.home.sender.give_up(self.partition):
-                        return self._enqueued(record, meant)
+                        return self._enqueued(record, topic_ref)
             self.home.sender.await_taken_over()
         return begun
 
@@ -183,11 +183,11 @@ class PartitionQueue:
             self.home.sender.give_up(self.partition)
 
     def _direct(
-        self, record: Record, deadline: float, future: Future[SendResult] | None, meant: MeantTopic
+        self, record: Record, deadline: float, future: Future[SendResult] | None, topic_ref: TopicRef
     ) -> tuple[Completion, int] | None:  # fmt: skip
-        if 0 < meant.topic_id < self._topic_id:
+        if 0 < topic_ref.topic_id < self._topic_id:
             raise StaleTopicError(f"topic {self.partition[0]!r} was deleted meanwhile, and created anew: send it again")
-        is_anew = self._is_anew(meant.topic_id)
+        is_anew = self._is_anew(topic_ref.topic_id)
         try:
             self._find_home()
             self.home.commits.wait(self.partition, deadline)
@@ -198,10 +198,10 @@ class PartitionQueue:
             raise
         except TxmqError:
             return None
-        if not self.home.sender.begin(self.partition, None if self._is_direct else ours, meant):
+        if not self.home.sender.begin(self.partition, None if self._is_direct else ours, topic_ref):
             return None
-        self._is_direct, self._topic_id = True, max(self._topic_id, meant.topic_id)
-        return self.home.sender.start(self.partition, record, deadline, future, meant.topic_id)
+        self._is_direct, self._topic_id = True, max(self._topic_id, topic_ref.topic_id)
+        return self.home.sender.start(self.partition, record, deadline, future, topic_ref.topic_id)
 
     def _is_anew(self, topic_id: int) -> bool:
         """Whether the topic was created anew since messages were numbered: the new one knows no numbers."""
@@ -218,11 +218,11 @@ class PartitionQueue:
                 self.home = home
                 home.wake.set()
 
-    def _enqueued(self, record: Record, meant: MeantTopic) -> Ticket:
+    def _enqueued(self, record: Record, topic_ref: TopicRef) -> Ticket:
         if self._is_direct:
             self._go_on_from(self.home.sender.hand_over(self.partition))
         content, now_ms = self.home.sender.encoded(record), self._clock.now_ms()
-        return self._spool.enqueue(self.partition, content, now_ms, topic_id=meant.topic_id)
+        return self._spool.enqueue(self.partition, content, now_ms, topic_id=topic_ref.topic_id)
 
     def _go_on_from(self, handed: TakenOver) -> None:
         self._is_direct = False
@@ -249,7 +249,7 @@ class PartitionQueue:
     def _spooled_from(self, unsent: Unsent) -> list[Ticket]:
         """Enqueue a batch: whole, with its sequence; or its messages; or nothing if they are refused for good."""
         taken, now_ms = unsent.batch, self._clock.now_ms()
-        topic_id = taken.queue.meant.topic_id
+        topic_id = taken.queue.topic_ref.topic_id
         if unsent.sequence is None:
             if is_refused_for_good(taken):
                 return []

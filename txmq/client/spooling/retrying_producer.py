@@ -77,12 +77,12 @@ class RetryingProducer(Producer):
     def _send_alone(
         self, topic: str, partition: int, record: Record, deadline: float, _is_selected: bool
     ) -> SendResult:  # fmt: skip
-        return self._kept.send_to((topic, partition), record, deadline, self._kept.meant(topic, deadline))
+        return self._kept.send_to((topic, partition), record, deadline, self._kept.topic_ref(topic, deadline))
 
     def _send_alone_async(
         self, topic: str, partition: int, record: Record, deadline: float, _is_selected: bool
     ) -> Future[SendResult]:  # fmt: skip
-        return self._kept.send_to_async((topic, partition), record, deadline, self._kept.meant(topic, deadline))
+        return self._kept.send_to_async((topic, partition), record, deadline, self._kept.topic_ref(topic, deadline))
 
     def send_pairs_outside(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
         futures: list[Future[SendResult]] = []
@@ -105,7 +105,7 @@ class RetryingProducer(Producer):
             return future
 
     def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
-        return self._asked(lambda seconds: self._kept.meant(topic, self._deadline(seconds)).partitions, wait_s_max)
+        return self._asked(lambda seconds: self._kept.topic_ref(topic, self._deadline(seconds)).partitions, wait_s_max)
 
     def _batch_size_bytes_max(self) -> int:
         return self._kept.request_size_bytes_max

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from txmq.client.producer.batches import MeantTopic
+from txmq.client.producer.batches import TopicRef
 from txmq.client.spooling.spool_rows import (
     COLUMNS,
     COUNT_OF_TOPIC,
@@ -271,7 +271,7 @@ class Spool:
         return sum(count for _, count in counts)
 
     @blocking
-    def remember_topic(self, name: str, topic: MeantTopic) -> None:
+    def remember_topic(self, name: str, topic: TopicRef) -> None:
         """Note a topic's id and how many partitions it has, for times when the broker is away."""
         with self._writing():
             values = (name, topic.partitions, topic.topic_id)
@@ -389,10 +389,10 @@ class Spool:
         )  # fmt: skip
 
     @blocking
-    def topics(self) -> dict[str, MeantTopic]:
+    def topics(self) -> dict[str, TopicRef]:
         """Topics by name."""
         rows = self._rows("SELECT name, topic_id, partitions FROM topics", ())
-        return {name: MeantTopic(topic_id, partitions) for name, topic_id, partitions in rows}
+        return {name: TopicRef(topic_id, partitions) for name, topic_id, partitions in rows}
 
     @blocking
     def sessions(self) -> list[SpoolIdentity]:

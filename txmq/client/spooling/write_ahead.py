@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.partitioner import KeyHashSelector
-from txmq.client.producer.batches import MeantTopic, Record
+from txmq.client.producer.batches import Record, TopicRef
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_rows import INSERT, Entry, Ticket
@@ -150,11 +150,11 @@ class WriteAheadProducer(OrderedMessageProducer):
     def _opened(self, spool: str, size_bytes_max: int) -> Spool:
         return WriteAheadSpool(spool, size_bytes_max=size_bytes_max)
 
-    def send_to(self, partition: TopicPartition, record: Record, deadline: float, meant: MeantTopic) -> SendResult:
+    def send_to(self, partition: TopicPartition, record: Record, deadline: float, topic_ref: TopicRef) -> SendResult:
         raise TransactionStateError("this producer only appends to its spool")
 
     def send_to_async(
-        self, partition: TopicPartition, record: Record, deadline: float, meant: MeantTopic
+        self, partition: TopicPartition, record: Record, deadline: float, topic_ref: TopicRef
     ) -> Future[SendResult]:  # fmt: skip
         raise TransactionStateError("this producer only appends to its spool")
 
@@ -180,7 +180,7 @@ class WriteAheadProducer(OrderedMessageProducer):
         """The notes of a name, by their numbers."""
         return self._spool.notes(name)
 
-    def known(self, topic: str) -> MeantTopic | None:
+    def known(self, topic: str) -> TopicRef | None:
         """A topic as it was known the last time; None if it never was."""
         known = self._topics.get(topic)
         return None if known is None else known[0]

@@ -29,7 +29,7 @@ from txmq.binlog.publish import ownership
 from txmq.binlog.publish.ordered_publisher import OrderedPublisher
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.reader import BinlogReader
-from txmq.client.producer.batches import MeantTopic
+from txmq.client.producer.batches import TopicRef
 from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer, WriteAheadSpool
 from txmq.errors import SpoolFullError
 from txmq.log import records
@@ -55,7 +55,7 @@ def begun_spool(path: Path, **fields: Any) -> None:
     """
     with WriteAheadSpool(str(path)) as spool:
         for schema in TABLES:
-            spool.remember_topic(topic_name(NAME, schema.table), MeantTopic(0, PARTITIONS))
+            spool.remember_topic(topic_name(NAME, schema.table), TopicRef(0, PARTITIONS))
         first = Published("former-1", Position("mariadb", ""), **fields)
         spool.append_all([], 1, [Note(ownership.PUBLISHED, 0, first.to_json()), Note(ownership.RUNS, 0, b'["former"]')])
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.open_files import open_files
-from txmq.client.producer.batches import MeantTopic
+from txmq.client.producer.batches import TopicRef
 from txmq.client.spooling.spool import FILE_NAME, Spool
 from txmq.client.spooling.spool_rows import EPOCH_MAX, AssignedSequence, Held, SpoolIdentity
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
@@ -58,13 +58,13 @@ def test_batch_and_number_are_there_after_the_spool_is_reopened(tmp_path: Path) 
     assigned = AssignedSequence(IDENTITY, 2**31 - 1, 12)
     spool.append(PARTITION, b"sent", 5, assigned)
     spool.append(PARTITION, b"not sent", 6)
-    spool.remember_topic("orders", MeantTopic(7, 4))
+    spool.remember_topic("orders", TopicRef(7, 4))
     spool.remember_session(IDENTITY, SECRET)
     spool.close()
     spool = Spool(tmp_path)
     first, second = spool.head(PARTITION, 10)
     assert (first.assigned, second.assigned, first.created_ms) == (assigned, None, 5)
-    assert (spool.topics(), spool.sessions()) == ({"orders": MeantTopic(7, 4)}, [IDENTITY])
+    assert (spool.topics(), spool.sessions()) == ({"orders": TopicRef(7, 4)}, [IDENTITY])
     assert (spool.waiting, spool.size_bytes) == ({PARTITION: 2}, 12)
     spool.close()
 
