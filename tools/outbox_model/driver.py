@@ -18,6 +18,7 @@ from txmq.outbox.relay_core import (
     Away,
     Chain,
     Claim,
+    ClaimOutcome,
     Connect,
     Lock,
     Locked,
@@ -29,7 +30,6 @@ from txmq.outbox.relay_core import (
     RelayRow,
     Send,
     Stop,
-    Told,
     Topics,
     Unlock,
 )
@@ -40,7 +40,12 @@ if TYPE_CHECKING:
     from .world import World
 
 PAGE_ROWS = 3
-_TOLD = {"committed": Told.COMMITTED, "rolled-back": Told.ROLLED_BACK, "410": Told.OVER, NOT_OWNER: Told.OTHER_HOME}
+_CLAIM_OUTCOMES = {
+    "committed": ClaimOutcome.COMMITTED,
+    "rolled-back": ClaimOutcome.ROLLED_BACK,
+    "410": ClaimOutcome.OVER,
+    NOT_OWNER: ClaimOutcome.OTHER_HOME,
+}
 _ANSWERS = {
     "200": Answer.TAKEN, "409": Answer.CONFLICT, "410": Answer.OVER, "404": Answer.REFUSED, "stale": Answer.STALE,
     NOT_OWNER: Answer.OTHER_HOME, None: Answer.SILENT,
@@ -109,7 +114,7 @@ class RelayDriver:
         elif isinstance(step, Outcome):
             is_fence = not self.world.is_broken("no_fence")
             told = yield self.world.ask(self.actor, 0, lambda home: home.outcome(step.txid, fence=is_fence))
-            return _TOLD.get(told)
+            return _CLAIM_OUTCOMES.get(told)
         elif isinstance(step, Chain):
             chain = yield self.world.ask(self.actor, 0, lambda home: (home.chain.get(step.uuid),))
             return None if chain == NOT_OWNER else chain

@@ -18,7 +18,7 @@ class SimulatedRoutes:
 
     def __init__(self, *homes: SimulatedBroker) -> None:
         self._homes = homes
-        self.is_lone = len(homes) == 1
+        self.is_single_home = len(homes) == 1
         self._topic_ids: dict[str, int] = {}
         self.likely_home: int | None = None
 
@@ -36,7 +36,7 @@ class SimulatedRoutes:
 
     def topic_id(self, topic: str) -> int:
         """As told when it was first asked for."""
-        if self.is_lone:
+        if self.is_single_home:
             return 0
         if topic not in self._topic_ids:
             found = self._homes[0].node.state.topics.find(topic)

@@ -58,7 +58,7 @@ class SimulatedXAConnection:
 
 
 class SimulatedXAResource:
-    """See ``xa.two_phase.branch.XAResource``.
+    """See ``xa.two_phase.resource_ports.XAResource``.
 
     Args:
         uuid: what ``install`` writes into a database without an identity, 32 hex digits.
@@ -119,7 +119,7 @@ class SimulatedXAResource:
 
 
 class SimulatedXABranch:
-    """See ``xa.two_phase.branch.XABranch``."""
+    """See ``xa.two_phase.resource_ports.XABranch``."""
 
     def __init__(
         self, resource: SimulatedXAResource, session: SimulatedSession, txid: str, deadline_ms: int, *, is_own: bool
@@ -235,7 +235,7 @@ class SimulatedXABranch:
 
 
 class SimulatedXARecovery:
-    """See ``xa.two_phase.branch.Recovery``."""
+    """See ``xa.two_phase.resource_ports.Recovery``."""
 
     def __init__(self, resource: SimulatedXAResource, session: SimulatedSession, cluster: int) -> None:
         self.uuid, self.limit = resource.uuid or "", CallLimit()

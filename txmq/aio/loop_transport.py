@@ -52,7 +52,7 @@ class LoopSender(HomeSender):
             background.nudge()
 
     def _notify(self, finished: list[Batch]) -> None:
-        self._untold.clear()
+        self._unreported.clear()
         for batch in finished:
             completion = completion_of(batch)
             completion.finish()

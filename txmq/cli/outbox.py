@@ -336,10 +336,10 @@ def _operated(config: Path, name: str | None) -> Iterator[Operator]:
 
 def _in_words(error: Exception) -> str:
     """What a driver has raised."""
-    from txmq.xa.database.refusals import refusal_of, told
+    from txmq.xa.database.refusals import described, refusal_of
 
     refusal = refusal_of(error)
-    return f"not reached: {told(error)}" if refusal is None else f"{refusal.value}: {told(error)}"
+    return f"not reached: {described(error)}" if refusal is None else f"{refusal.value}: {described(error)}"
 
 
 def _require_some(operator: Operator, count: int) -> None:

@@ -45,7 +45,7 @@ def stats(
             return
         if as_json or item == "json":
             found, missing = partly(lambda: _by_home(client, item))
-            output.print_json(found[0][1] if client.routes.is_lone else dict(found))
+            output.print_json(found[0][1] if client.routes.is_single_home else dict(found))
             raise_missing(missing)
             return
         if item == "help":
@@ -79,7 +79,7 @@ def _texts(client: Client, item: str | None) -> list[tuple[list[tuple[str, str]]
     """A broker's text, after a row that names its home if there are several."""
     routes = client.routes
     links = routes.all_links()
-    if routes.is_lone:
+    if routes.is_single_home:
         return [([], client.stats(item))]
     return routes.ask_each(
         links, lambda link, timeout: [([("stats of", routes.name_of(link))], link.stats(item, timeout))]

@@ -18,7 +18,7 @@ from txmq.addresses import (
     parse_user,
     split_address,
 )
-from txmq.client.leader_lookup import LookUp
+from txmq.client.leader_lookup import LeaderLookup
 from txmq.client.passwords import PASSWORD, of_environment, read_password
 from txmq.client.transport.destination import Address
 from txmq.client.transport.login import Login
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SESSION_TIMEOUT_MS = 10_000
 CLOCK: Clock = OSClock()
-_look_ups: dict[Ensemble, LookUp] = {}
+_look_ups: dict[Ensemble, LeaderLookup] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def _find(text: str) -> Callable[[float], Sequence[Address]]:
     return lambda _timeout: addresses
 
 
-def _shared(ensemble: Ensemble) -> LookUp:
+def _shared(ensemble: Ensemble) -> LeaderLookup:
     """The process's one look-up in that registry."""
-    return _look_ups.setdefault(ensemble, LookUp(partial(leaders, ensemble), CLOCK, OSRandom()))
+    return _look_ups.setdefault(ensemble, LeaderLookup(partial(leaders, ensemble), CLOCK, OSRandom()))
 
 
 def _login(user: str, password: str, file: str, *, has_certificate: bool) -> Login | None:

@@ -456,7 +456,7 @@ class Client:
             PartialResultError: homes of a cluster are away; it has the text of the others.
         """
         links = self.routes.all_links()
-        if self.routes.is_lone or item == "help":
+        if self.routes.is_single_home or item == "help":
             return self.routes.any_link().stats(item)
         try:
             return _stats_text(

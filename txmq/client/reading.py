@@ -203,7 +203,7 @@ class _AwayHomes:
         try:
             yield
         except (ConnectionLostError, RequestTimeoutError, UnavailableError) as error:
-            if self._routes.is_lone:
+            if self._routes.is_single_home:
                 raise
             self._errors.setdefault(self._routes.link_for(self._topic, partition), error)
             self._partitions.append(partition)

@@ -1,8 +1,8 @@
 """Which home owns a partition: the links of a client, and the choice among them.
 
 Theory of operation. The first link leads to the bootstrap addresses. A broker that is alone owns every partition, so
-that link stays the only one (``is_lone``). A broker with a registry says so in its answer to ``hello``: the link is
-bound to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
+that link stays the only one (``is_single_home``). A broker with a registry says so in its answer to ``hello``: the link
+is bound to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
 (``metadata_cache``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s,
 and a partition never moves. A broker that does not own a partition refuses it with 409: the topic is asked for again.
 
@@ -62,7 +62,7 @@ class Routes:
         link_type: what its links are.
 
     Attributes:
-        is_lone: whether the first link is the only one: until a broker has said that it has a registry.
+        is_single_home: whether the first link is the only one: until a broker has said that it has a registry.
         likely_home: where the last transaction that took its id early wrote to; None before there was one.
         tls: how every home is spoken to; None: in plaintext.
         login: how connections log in; None: they do not.
@@ -88,7 +88,7 @@ class Routes:
         self._lock = Lock()
         self._first = self._new_link()
         self._links: dict[int, HomeLink] = {}
-        self.is_lone = True
+        self.is_single_home = True
         self.likely_home: int | None = None
         self._asking = Exclusive()  # to ask for the homes
         self._asked_at = self._refresh_at = float("-inf")
@@ -106,7 +106,7 @@ class Routes:
         Raises:
             UnknownTopicError, BrokerAwayError: the topic is not known yet, and was asked for.
         """
-        if self.is_lone:
+        if self.is_single_home:
             return self._first
         homes = self._map.homes_of(topic)
         if homes is None or partition >= len(homes):
@@ -121,7 +121,7 @@ class Routes:
 
         Raises as ``link_for``.
         """
-        if self.is_lone:
+        if self.is_single_home:
             return 0
         return self._map.topic_id(topic) or int(self.describe(topic, self._timeout)["topics"][0]["topic_id"])
 
@@ -134,7 +134,7 @@ class Routes:
 
         It is any link if the cluster has no such home: the broker says so.
         """
-        if self.is_lone:
+        if self.is_single_home:
             return self._first
         known = self._links.get(home)
         if known is not None:
@@ -158,13 +158,13 @@ class Routes:
 
     def any_link(self) -> HomeLink:
         """A link for a request that any broker answers: the first one, unless its home is away."""
-        if self.is_lone:
+        if self.is_single_home:
             return self._first
         return next((link for link in self._known_links() if not link.is_away), self._first)
 
     def links(self) -> tuple[HomeLink, ...]:
         """The links of all homes that are known, in the order of the homes' ids; asked for every 30 s."""
-        if self.is_lone:
+        if self.is_single_home:
             return (self._first,)
         now = self._clock.monotonic()
         if now >= self._refresh_at:
@@ -181,7 +181,7 @@ class Routes:
         deadline = self._clock.monotonic() + self._timeout
         if not self._first.home:  # lazy: what kind of broker it is comes with its greeting
             self._first.control.connect(deadline)
-        if not self.is_lone and not self._refresh_homes(deadline):
+        if not self.is_single_home and not self._refresh_homes(deadline):
             raise BrokerAwayError("no broker of the cluster tells which homes it has")
         self._note_unled(self._map.leaders)
         return self.links()
@@ -190,7 +190,7 @@ class Routes:
         """The links of the homes that own the topic's partitions, asked for anew. Raises as ``describe``."""
         if not self._first.home:  # as in ``all_links``
             self._first.control.connect(self._clock.monotonic() + self._timeout)
-        if self.is_lone:
+        if self.is_single_home:
             return (self._first,)
         self.describe(topic, self._timeout)
         owners = set(self._map.homes_of(topic) or ())
@@ -225,7 +225,7 @@ class Routes:
         self, verb: str, arguments: Sequence[Word], timeout: float, extensions: dict[str, str] | None, *,
         is_repeatable: bool,
     ) -> bytes:  # fmt: skip
-        if self.is_lone:
+        if self.is_single_home:
             control = self._first.control
             ask = control.repeat if is_repeatable else control.call
             return ask(verb, *arguments, timeout=timeout, extensions=extensions)
@@ -267,7 +267,7 @@ class Routes:
                 corrections += 1
                 self.corrected(topic)
             except UnavailableError:
-                if self.is_lone or self._closed or self._clock.monotonic() >= deadline:
+                if self.is_single_home or self._closed or self._clock.monotonic() >= deadline:
                     raise
                 self._clock.sleep(_RETRY_S)
 
@@ -337,7 +337,7 @@ class Routes:
                 return
             link.bind(home)
             self._links[home] = link
-            self._cluster, self.is_lone = cluster, False
+            self._cluster, self.is_single_home = cluster, False
 
     def addresses_of(self, link: HomeLink, deadline: float) -> Sequence[Address]:
         """Where the link's home may be led."""

@@ -84,7 +84,7 @@ class _Lent(FrameworkConnection):
         """Django's, which has one way to write a parameter, whatever its driver has."""
         return self._wrapper.cursor()
 
-    def commits_alone(self) -> bool:
+    def would_autocommit(self) -> bool:
         """Whether no ``atomic()`` is around it, in a project that does not commit by itself."""
         return bool(self._wrapper.get_autocommit())
 

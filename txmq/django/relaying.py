@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 from txmq.django.sending import outbox_of
 from txmq.django.settings import configured
 from txmq.errors import ConfigError
-from txmq.xa.database.refusals import naming, place, refusal_of, told
+from txmq.xa.database.refusals import described, naming, place, refusal_of
 
 if TYPE_CHECKING:
     from txmq.client import Client
@@ -48,7 +48,7 @@ def require_outbox(using: str) -> None:
         if refusal is None:
             return
         error.add_note(place(connection.settings_dict))
-        raise ConfigError(f"database {using!r}: {refusal.value}: {told(error)}") from error
+        raise ConfigError(f"database {using!r}: {refusal.value}: {described(error)}") from error
     if not is_there:
         raise ConfigError(f"database {using!r} has no outbox yet: manage.py migrate --database {using}")
 

@@ -214,7 +214,7 @@ class Outbox:
         count, size_bytes = len(rows), sum(row.size_bytes for row in rows)
         require_unit(count, size_bytes, self.unit_bytes_max)
         tables = self.tables(connection)
-        if commits_alone(connection, tables.dialect):
+        if would_autocommit(connection, tables.dialect):
             raise TransactionStateError(
                 f"outbox {self.name!r}: no transaction is open on this connection, the message would be committed "
                 "alone: begin one, or write in `with outbox.transaction(connection):`"
@@ -327,7 +327,7 @@ def new_row(topic: str, value: bytes, key: bytes | None = None, headers: Mapping
 # --- is a transaction open? -------------------------------------------------------------------------------------------
 
 
-def commits_alone(connection: Any, dialect: Dialect) -> bool:
+def would_autocommit(connection: Any, dialect: Dialect) -> bool:
     """Whether a statement would be committed by itself, as far as the driver tells: no transaction is open, and the
     driver begins none."""
     return begin_statement(connection, dialect) != "" and not is_open(connection, dialect)

@@ -132,7 +132,7 @@ class Away(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Ask for a claim's outcome, with a fence. Result: ``Told``; None: the broker is away."""
+    """Ask for a claim's outcome, with a fence. Result: ``ClaimOutcome``; None: the broker is away."""
 
     txid: str
 
@@ -180,7 +180,7 @@ class Why(Enum):
     FULL = "too many messages are parked"
 
 
-class Told(Enum):
+class ClaimOutcome(Enum):
     """What a broker says of a claim."""
 
     COMMITTED = "committed"
@@ -371,15 +371,15 @@ class RelayCore:
     def _settle(self, row: RelayRow) -> Turns:
         """Learn whether the claim was committed; a fence makes that certain. Or stop."""
         txid = str(row.claim)
-        told: Told | None = yield Outcome(txid)
+        told: ClaimOutcome | None = yield Outcome(txid)
         if told is None:
             yield Pause(Why.BROKER)
-        elif told is Told.OTHER_HOME:
+        elif told is ClaimOutcome.OTHER_HOME:
             self._is_connected = False
-        elif told is Told.OVER:
+        elif told is ClaimOutcome.OVER:
             yield from self._ask_chain(row)
         else:
-            self._known = txid, told is Told.COMMITTED
+            self._known = txid, told is ClaimOutcome.COMMITTED
 
     def _ask_chain(self, row: RelayRow) -> Turns:
         """Its session takes no request any more: what was decided stands in the chain."""

@@ -29,7 +29,7 @@ from txmq.outbox.page import BEHIND, PARKED_MAX, OutboxRow, Run, TopicKey, Waiti
 from txmq.outbox.relay_core import RelayRow
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, mysql_variables, placeholder_of
-from txmq.xa.database.refusals import Refusal, refusal_of, told
+from txmq.xa.database.refusals import Refusal, described, refusal_of
 
 DEFAULT_TABLE: Final = "txmq_outbox"
 ROWS_PER_STATEMENT: Final = 200
@@ -207,8 +207,8 @@ class OutboxTables:
                 if refusal_of(error) is not Refusal.TABLE:
                     raise
                 raise ConfigError(
-                    f"table {table} is not an outbox's, or not there ({told(error)}): install() the outbox once, or "
-                    "rename that table, or give the outbox another table="
+                    f"table {table} is not an outbox's, or not there ({described(error)}): install() the outbox once, "
+                    "or rename that table, or give the outbox another table="
                 ) from error
 
     # --- the application's side --------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def told_as(certificate: Mapping[str, Any]) -> str:
+def described(certificate: Mapping[str, Any]) -> str:
     """Which one it is, for people: subject and serial number; empty if none was shown."""
     if not certificate:
         return ""

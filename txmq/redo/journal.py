@@ -2,8 +2,8 @@
 
 Theory of operation. ``append`` writes one record with one system call at ``next_lsn``; ``sync`` forces all of them;
 no request is answered before. When the next record does not fit, the file is forced, and a prepared one
-(``redo.files``) takes over under the next base LSN; its header repeats where the stream stood. So the end of every
-file but the newest is durable, and says so on disk.
+(``redo.journal_files``) takes over under the next base LSN; its header repeats where the stream stood. So the end of
+every file but the newest is durable, and says so on disk.
 
 Every record carries ``durable_lsn``: everything below it was forced when the record was written. Recovery takes damage
 below the highest one for damage, not for a torn tail. ``mark`` writes one if no record follows.

@@ -27,7 +27,7 @@ from txmq.client.consumer.offsets import database_store
 from txmq.client.consumer.offsets.database_store import DEFAULT_TABLE
 from txmq.errors import ConfigError
 from txmq.runtime.threads import current_strand
-from txmq.sqlalchemy.sessions import Bind, bind_of, commits_alone, sync_session, unscoped
+from txmq.sqlalchemy.sessions import Bind, bind_of, sync_session, unscoped, would_autocommit
 from txmq.sqlalchemy.tables import offset_table_in
 from txmq.xa.database.dialects import MYSQL, dialect_for
 from txmq.xa.database.framework_connection import FrameworkConnection
@@ -118,10 +118,10 @@ class _Lent(FrameworkConnection):
         """A cursor, as DB-API has it."""
         return _Cursor(self.own())
 
-    def commits_alone(self) -> bool:
+    def would_autocommit(self) -> bool:
         """Whether the engine is in autocommit."""
         own = self.own()
-        return bool(waited(own.run_sync(commits_alone))) if self.is_of_loop else commits_alone(own)
+        return bool(waited(own.run_sync(would_autocommit))) if self.is_of_loop else would_autocommit(own)
 
     def doom(self, error: BaseException) -> None:
         """End the connection: until the session is rolled back everything is refused, its COMMIT too."""

@@ -19,7 +19,7 @@ from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX, new_uuid
 from txmq.outbox.outbox import Outbox as PlainOutbox
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables, encoded_headers
 from txmq.sqlalchemy.session_messages import Place, SessionMessages
-from txmq.sqlalchemy.sessions import AnySession, Bind, bind_of, commits_alone, sync_session
+from txmq.sqlalchemy.sessions import AnySession, Bind, bind_of, sync_session, would_autocommit
 from txmq.sqlalchemy.tables import NowMs, tables_in
 from txmq.xa.database.dialects import dialect_for
 
@@ -147,7 +147,7 @@ class Outbox(PlainOutbox):
             TransactionStateError: it is in autocommit.
             OutboxFullError: too many messages wait.
         """
-        if commits_alone(connection):
+        if would_autocommit(connection):
             raise TransactionStateError(
                 f"outbox {self.name!r}: the engine is in AUTOCOMMIT, the message would commit alone: give the session "
                 "an engine with transactions"

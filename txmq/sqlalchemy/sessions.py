@@ -67,10 +67,10 @@ def _has_binds(session: Session) -> bool:
     return bool(known.get("binds") or known.get("_Session__binds"))
 
 
-def commits_alone(connection: Connection) -> bool:
+def would_autocommit(connection: Connection) -> bool:
     """Whether a statement on the connection would be committed by itself."""
     if connection.dialect.name == "sqlite":  # where an application may say BEGIN by itself, in a listener
-        return outbox.commits_alone(connection.connection.driver_connection, SQLITE)
+        return outbox.would_autocommit(connection.connection.driver_connection, SQLITE)
     try:
         return connection.dialect.detect_autocommit_setting(connection.connection.dbapi_connection)  # type: ignore[arg-type]
     except NotImplementedError:

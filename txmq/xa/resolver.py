@@ -50,7 +50,7 @@ class Resolver:
         self.client, self._clock = client, clock or OSClock()
         self._resources: list[LastResource | XAResource] = []
         # A cluster's are found by the rounds: to look may take time.
-        self._homes: tuple[HomeClient, ...] = tuple(client.routes.links()) if client.routes.is_lone else ()
+        self._homes: tuple[HomeClient, ...] = tuple(client.routes.links()) if client.routes.is_single_home else ()
         self._resource_resolvers: list[LastResourceResolver | BranchResolver] = []
         self._hazards: deque[tuple[Hazard, Callable[[], None]]] = deque()
         for resource in resources:

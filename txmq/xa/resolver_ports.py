@@ -105,7 +105,7 @@ class Homes(Protocol):
     """The choice among a client's homes."""
 
     @property
-    def is_lone(self) -> bool:
+    def is_single_home(self) -> bool:
         """Whether there is one broker, without a registry."""
 
     def link_of_home(self, home: int) -> HomeClient:

@@ -214,7 +214,7 @@ def test_frozen_broker_leaves_a_send_unknown_and_the_loop_free(broker: BrokerPro
 def test_sender_that_was_woken_for_nothing_wakes_again(shared_broker: BrokerProcess) -> None:
     async def scenario(client: txmq.aio.Client) -> None:
         async with _topic(client, "woken") as producer:
-            sender = producer.inner._senders.lone
+            sender = producer.inner._senders.single
             assert sender is not None
             assert sender._background is not None
             sender._background.nudge()  # as for messages that went to another home before it ran

@@ -33,7 +33,7 @@ class Database(ABC):
     """
 
     kind: str
-    is_autocommit = False
+    would_autocommit = False
 
     def __init__(self, where: Any, look: Connect) -> None:
         self.where, self.look, self.opened = where, look, list[Any]()
@@ -83,7 +83,7 @@ class Database(ABC):
 
 
 class Asyncpg(Database):
-    kind, is_autocommit = "asyncpg", True
+    kind, would_autocommit = "asyncpg", True
 
     def connect(self) -> Any:
         found = psycopg.conninfo.conninfo_to_dict(self.where)
@@ -118,40 +118,40 @@ class Psycopg(Database):
     kind = "psycopg"
 
     def connect(self) -> Any:
-        return psycopg.AsyncConnection.connect(self.where, autocommit=self.is_autocommit)
+        return psycopg.AsyncConnection.connect(self.where, autocommit=self.would_autocommit)
 
     async def begin(self, connection: Any) -> Any:
-        if self.is_autocommit:
+        if self.would_autocommit:
             await connection.execute("BEGIN")
         return connection
 
 
 class PsycopgAutocommit(Psycopg):
-    kind, is_autocommit = "psycopg-autocommit", True
+    kind, would_autocommit = "psycopg-autocommit", True
 
 
 class SQLite(Database):
     kind, level = "sqlite", ""
 
     def connect(self) -> Any:
-        level = None if self.is_autocommit else ""
+        level = None if self.would_autocommit else ""
         return aiosqlite.connect(self.where, isolation_level=level, timeout=30.0)
 
     async def begin(self, connection: Any) -> Any:
-        if self.is_autocommit:
+        if self.would_autocommit:
             await connection.execute("BEGIN")
         return connection
 
 
 class SQLiteAutocommit(SQLite):
-    kind, is_autocommit = "sqlite-autocommit", True
+    kind, would_autocommit = "sqlite-autocommit", True
 
 
 class MySQL(Database):
     driver: Any
 
     def connect(self) -> Any:
-        return self.driver.connect(**_of_asyncio(self.where), autocommit=self.is_autocommit)
+        return self.driver.connect(**_of_asyncio(self.where), autocommit=self.would_autocommit)
 
     async def execute(self, connection: Any, statement: str) -> None:
         async with connection.cursor() as cursor:
@@ -171,7 +171,7 @@ class Aiomysql(MySQL):
 
 
 class AiomysqlAutocommit(Aiomysql):
-    kind, is_autocommit = "aiomysql-autocommit", True
+    kind, would_autocommit = "aiomysql-autocommit", True
 
 
 class Asyncmy(MySQL):
@@ -179,7 +179,7 @@ class Asyncmy(MySQL):
 
 
 class AsyncmyAutocommit(Asyncmy):
-    kind, is_autocommit = "asyncmy-autocommit", True
+    kind, would_autocommit = "asyncmy-autocommit", True
 
 
 DRIVERS: dict[str, type[Database]] = {

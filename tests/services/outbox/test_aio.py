@@ -148,7 +148,7 @@ def test_savepoint_of_the_driver_nests_in_a_transaction(
 
 def test_message_that_would_be_committed_alone_is_refused(shop: Shop) -> None:
     async def scenario(connection: Any) -> None:
-        if shop.database.is_autocommit:
+        if shop.database.would_autocommit:
             with pytest.raises(TransactionStateError, match="no transaction is open on this connection"):
                 await shop.outbox.send(connection, "orders", b"alone")
         else:

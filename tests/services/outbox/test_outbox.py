@@ -35,12 +35,12 @@ class Shop:
 
     def begin(self, connection: Any) -> None:
         """Begin a transaction if the driver does not by itself."""
-        if self.is_autocommit:
+        if self.would_autocommit:
             run(connection, "BEGIN")
 
     def end(self, connection: Any, word: str) -> None:
         """COMMIT or ROLLBACK, as one writes it with this driver."""
-        run(connection, word) if self.is_autocommit else getattr(connection, word.lower())()
+        run(connection, word) if self.would_autocommit else getattr(connection, word.lower())()
 
     def seen(self, rows_max: int = 100, bytes_max: int = 1 << 20) -> list[OutboxRow]:
         """What waits, as another connection sees it."""
@@ -50,13 +50,13 @@ class Shop:
         finally:
             connection.close()
 
-    is_autocommit = False
+    would_autocommit = False
 
 
 @pytest.fixture(params=KINDS)
 def shop(request: pytest.FixtureRequest, tmp_path: Path, mariadb: MariaDB, postgresql: PostgreSQL) -> Iterator[Shop]:
     made = Shop(connector(request.param, tmp_path, mariadb, postgresql))
-    made.is_autocommit = request.param.endswith("autocommit")
+    made.would_autocommit = request.param.endswith("autocommit")
     connection = made.open()
     made.begin(connection)
     for table in TABLES:
@@ -110,7 +110,7 @@ def _fail_in_transaction(shop: Shop, connection: Any) -> None:
 
 def test_message_that_would_be_committed_alone_is_refused(shop: Shop) -> None:
     connection = shop.open()
-    if shop.is_autocommit:
+    if shop.would_autocommit:
         with pytest.raises(TransactionStateError, match="begin one"):
             shop.outbox.send(connection, "orders", b"alone")
     else:

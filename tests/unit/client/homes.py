@@ -113,7 +113,7 @@ class HomeRoutes:
 
     def __init__(self, links: Sequence[HomeLink], homes: Sequence[Home]) -> None:
         self._links, self._homes = links, homes
-        self.is_lone = False
+        self.is_single_home = False
         self.likely_home: int | None = None
         self.believed = self.true_owners()
         self.corrections = 0

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tools.simulated.clock import SimClock, SimRandom
-from txmq.client.leader_lookup import PAUSE_S, QUIET_S, LookUp
+from txmq.client.leader_lookup import PAUSE_S, QUIET_S, LeaderLookup
 from txmq.client.transport.destination import Address
 from txmq.errors import BrokerAwayError
 from txmq.runtime.os_clock import OSClock, OSRandom
@@ -41,11 +41,11 @@ def registry(clock: SimClock) -> Registry:
 
 
 @pytest.fixture
-def look_up(registry: Registry, clock: SimClock) -> LookUp:
-    return LookUp(registry.ask, clock, SimRandom(random.Random(1)))
+def look_up(registry: Registry, clock: SimClock) -> LeaderLookup:
+    return LeaderLookup(registry.ask, clock, SimRandom(random.Random(1)))
 
 
-def tried(look_up: LookUp, clock: SimClock, seconds: float, timeout: float = 1.0) -> None:
+def tried(look_up: LeaderLookup, clock: SimClock, seconds: float, timeout: float = 1.0) -> None:
     """As links that connect again every 50 ms."""
     until = clock.monotonic() + seconds
     while clock.monotonic() < until:
@@ -54,7 +54,7 @@ def tried(look_up: LookUp, clock: SimClock, seconds: float, timeout: float = 1.0
         clock.sleep(0.05)
 
 
-def test_pauses_between_look_ups_grow_to_a_bound(look_up: LookUp, registry: Registry, clock: SimClock) -> None:
+def test_pauses_between_look_ups_grow_to_a_bound(look_up: LeaderLookup, registry: Registry, clock: SimClock) -> None:
     tried(look_up, clock, 60.0)
     pauses = [late - early for early, late in zip(registry.asked_at, registry.asked_at[1:], strict=False)]
     assert 0.75 * PAUSE_S.first <= pauses[0] <= 1.25 * PAUSE_S.first + 0.1
@@ -64,14 +64,16 @@ def test_pauses_between_look_ups_grow_to_a_bound(look_up: LookUp, registry: Regi
     assert len(registry.asked_at) < 45
 
 
-def test_brokers_that_are_back_are_found_within_a_pause(look_up: LookUp, registry: Registry, clock: SimClock) -> None:
+def test_brokers_that_are_back_are_found_within_a_pause(
+    look_up: LeaderLookup, registry: Registry, clock: SimClock
+) -> None:
     tried(look_up, clock, 30.0)
     registry.is_away, back = False, clock.monotonic()
     assert look_up.find(60.0) == FOUND
     assert clock.monotonic() - back <= 1.25 * PAUSE_S.most
 
 
-def test_an_answer_is_told_again_during_the_pause(look_up: LookUp, registry: Registry, clock: SimClock) -> None:
+def test_an_answer_is_told_again_during_the_pause(look_up: LeaderLookup, registry: Registry, clock: SimClock) -> None:
     registry.is_away = False
     assert [look_up.find(1.0) for _ in range(9)] == [FOUND] * 9
     assert len(registry.asked_at) == 1
@@ -80,7 +82,7 @@ def test_an_answer_is_told_again_during_the_pause(look_up: LookUp, registry: Reg
     assert len(registry.asked_at) == 2
 
 
-def test_pause_is_short_again_after_a_quiet_while(look_up: LookUp, registry: Registry, clock: SimClock) -> None:
+def test_pause_is_short_again_after_a_quiet_while(look_up: LeaderLookup, registry: Registry, clock: SimClock) -> None:
     tried(look_up, clock, 30.0)
     clock.sleep(2 * QUIET_S)
     registry.asked_at.clear()
@@ -97,7 +99,7 @@ def test_threads_that_come_meanwhile_share_one_look_up() -> None:
         go_on.wait(WITHIN_S)
         raise BrokerAwayError("no broker of the cluster is alive")
 
-    look_up, heard = LookUp(ask, OSClock(), OSRandom()), list[str]()
+    look_up, heard = LeaderLookup(ask, OSClock(), OSRandom()), list[str]()
 
     def find() -> None:
         with pytest.raises(BrokerAwayError) as caught:

@@ -9,6 +9,7 @@ from txmq.outbox.relay_core import (
     Answer,
     Away,
     Claim,
+    ClaimOutcome,
     Connect,
     Lock,
     Locked,
@@ -21,7 +22,6 @@ from txmq.outbox.relay_core import (
     RelayRow,
     Send,
     Step,
-    Told,
     Topics,
     Unlock,
     Why,
@@ -57,7 +57,7 @@ class Played:
         self.answer(Claim, True)
         return claim.row
 
-    def settled(self, row: RelayRow, told: Told = Told.ROLLED_BACK) -> None:
+    def settled(self, row: RelayRow, told: ClaimOutcome = ClaimOutcome.ROLLED_BACK) -> None:
         """The claim was not taken, and its outcome is asked for."""
         for kind, value in ((Lock, locked(row)), (Unlock, None), (Outcome, told)):
             self.answer(kind, value)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
-from txmq.protocol.certificates import end_point, names_of, told_as
+from txmq.protocol.certificates import described, end_point, names_of
 
 NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
 
@@ -62,7 +62,7 @@ def test_names_are_those_that_mean_one_owner(certificate: dict[str, Any], names:
 
 def test_certificate_is_told_by_subject_and_serial_number() -> None:
     subject = ((("organizationName", "Example, Inc"),), (("commonName", "shop"),))
-    assert told_as({"subject": subject, "serialNumber": "0A1B"}) == "CN=shop,O=Example\\, Inc serial 0A1B"
-    assert told_as({"subject": ((("commonName", "x" * 1000),),)}) == f"CN={'x' * 297} serial -"
-    assert told_as({"subject": (), "serialNumber": "07"}) == "no subject serial 07"
-    assert told_as({}) == ""
+    assert described({"subject": subject, "serialNumber": "0A1B"}) == "CN=shop,O=Example\\, Inc serial 0A1B"
+    assert described({"subject": ((("commonName", "x" * 1000),),)}) == f"CN={'x' * 297} serial -"
+    assert described({"subject": (), "serialNumber": "07"}) == "no subject serial 07"
+    assert described({}) == ""

@@ -11,7 +11,7 @@ from txmq.binlog.snapshot.tables import SnapshotTable
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
-_TOLD_S: Final = 5.0
+_REPORT_S: Final = 5.0
 Bar = Callable[[int | None], AbstractContextManager[Callable[[float], None]]]
 """Shows a bar of so many rows (about; None: not known) while the block runs; the function moves it on."""
 
@@ -28,14 +28,14 @@ class SnapshotProgress:
         self._log = get_logger()
         self._shown = ExitStack()
         self._advance: Callable[[float], None] = lambda _: None
-        self._begun_at = self._told_at = clock.monotonic()
-        self._begun_rows = self._told_rows = 0  # what former runs have read, and what was told last
+        self._begun_at = self._reported_at = clock.monotonic()
+        self._begun_rows = self._reported_rows = 0  # what former runs have read, and what was reported last
 
     def begin(self, rows: int, expected: int) -> None:
         """A snapshot goes on that has read some rows, of about so many."""
         self.close()
-        self._begun_at = self._told_at = self._clock.monotonic()
-        self._begun_rows = self._told_rows = rows
+        self._begun_at = self._reported_at = self._clock.monotonic()
+        self._begun_rows = self._reported_rows = rows
         if self._bar is not None:
             self._advance = self._shown.enter_context(self._bar(expected or None))
             self._advance(rows)
@@ -44,11 +44,11 @@ class SnapshotProgress:
         """More rows were read, ``rows`` of this table by now."""
         now = self._clock.monotonic()
         if self._bar is not None:
-            self._advance(state.rows - self._told_rows)
-            self._told_rows = state.rows
-        elif now >= self._told_at + _TOLD_S:
-            rate = round((state.rows - self._told_rows) / (now - self._told_at))
-            self._told_at, self._told_rows = now, state.rows
+            self._advance(state.rows - self._reported_rows)
+            self._reported_rows = state.rows
+        elif now >= self._reported_at + _REPORT_S:
+            rate = round((state.rows - self._reported_rows) / (now - self._reported_at))
+            self._reported_at, self._reported_rows = now, state.rows
             self._log.info(
                 "reading the snapshot", table=str(table.schema.table), rows_of_table=rows, rows_expected=table.rows,
                 rows=state.rows, rows_per_s=rate, tables_left=len(state.left), tables=state.tables,

@@ -84,7 +84,7 @@ class RegistrySessionLoop:
         self._is_stopping = self._is_stale = False
         self._listens = dict.fromkeys(_Read, False)  # what was read last is what the registry has
         self._state, self._state_at = SessionState.CONNECTED, 0.0
-        self._told: RegistryState | None = None
+        self._reported: RegistryState | None = None
         self._refresh_at = -inf
         self._trouble = ""
         self._refusal: RegistryError | None = None  # why what the registry has cannot be this cluster's
@@ -238,15 +238,15 @@ class RegistrySessionLoop:
         self._tell(RegistryState.EXPIRED if is_expired else RegistryState.SUSPENDED)
 
     def _tell(self, state: RegistryState) -> None:
-        if state is not self._told:
-            self._told = state
+        if state is not self._reported:
+            self._reported = state
             log.info("session with the registry", state=state.value)
             self._post(partial(self._core.registry_state, state))
 
     def _idle_s(self) -> float:
         """How long there is nothing to do unasked."""
         waits = [self._refresh_at - self._clock.monotonic()]
-        if self._told is RegistryState.SUSPENDED:
+        if self._reported is RegistryState.SUSPENDED:
             waits.append(self._session_timeout_s - self._away_s())
         if self._later:
             waits.append(DELETION_POLL_S)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from txmq.broker.shell.connection import Connection
 from txmq.protocol import answers
-from txmq.protocol.certificates import end_point, names_of, told_as
+from txmq.protocol.certificates import described, end_point, names_of
 from txmq.runtime.tls import ClientTls, ServerTls, TlsError, TlsSession, explained
 from txmq.runtime.tls_records import RecordBounds
 
@@ -116,7 +116,7 @@ class TlsTransport(asyncio.BufferedProtocol):
             client = self._connection.client
             client.binding = end_point(self._session.server_certificate)
             shown = self._session.client_certificate
-            client.certificates, client.certificate = names_of(shown), told_as(shown)
+            client.certificates, client.certificate = names_of(shown), described(shown)
         return self._is_shaken
 
     def _failed(self, error: Exception) -> None:

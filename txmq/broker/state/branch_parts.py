@@ -96,7 +96,7 @@ class BranchParts:
         if part is not None:
             self.listed.remove(part.number)
 
-    def are_to_be_told(self, home: int) -> bool:
+    def must_be_reported(self, home: int) -> bool:
         """Whether a home must be told of some."""
         return any(TxId.parse(part.of).home == home for part in self.unreported.values())
 

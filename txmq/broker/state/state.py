@@ -342,7 +342,7 @@ class State:
 
     def waits_for(self, home: int) -> bool:
         """Whether parts here wait for another home: to decide, or to be told that they are placed."""
-        return self.prepared.count(home_group_key(home)) > 0 or self.branch_parts.are_to_be_told(home)
+        return self.prepared.count(home_group_key(home)) > 0 or self.branch_parts.must_be_reported(home)
 
     def decide(
         self, session: int, counter: int, floor: int, outcome: CommittedParts, meta: dict[str, Any], places: Places

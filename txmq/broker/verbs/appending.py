@@ -62,7 +62,7 @@ def check_parts(
     """Check the messages of a transaction. Hot (once a transaction): one loop, no call that only a refusal needs.
 
     Args:
-        stated: the parts as a request brought them (``protocol.parts.split_parts``).
+        stated: the parts as a request brought them (``protocol.transaction_parts.split_parts``).
 
     Returns:
         The parts, and the keys of each.

@@ -26,9 +26,9 @@ from txmq.broker.verbs.branches import branch_fields
 from txmq.broker.verbs.branches.complete import (
     complete_home,
     give_up_deciding,
+    heuristic_fact,
     may_show,
     show_overdue_parts,
-    stated_fact,
 )
 from txmq.broker.verbs.branches.fences import refuse_fenced
 from txmq.broker.verbs.transaction_checks import (
@@ -141,7 +141,7 @@ def complete_branch(
     if branch["complete"]:
         context.answer_from_state(client, opaque, b"")
         return
-    fact = stated_fact(context, decided.kind, given)
+    fact = heuristic_fact(context, decided.kind, given)
     if fact is None:
         context.group.add_entry(entries.encode_completed(*name, uuid))
     else:

@@ -202,9 +202,9 @@ def outcome(context: Context, client: ClientConnection, request: Request) -> Non
         context.answer_when_durable(client, opaque, b"rolled-back\n")
     elif action is Action.TELL:
         if b"branch" in given:
-            told = _told_branch(context, state, (session.number, txid.counter), given[b"branch"].decode())
+            told = _branch_outcome(context, state, (session.number, txid.counter), given[b"branch"].decode())
         else:
-            told = _told(context, state, session, txid.counter)
+            told = _outcome_lines(context, state, session, txid.counter)
         if state is TransactionState.PREPARED:
             _look_at_branch(context, (session.number, txid.counter))
         if b"owner" in given and not told.startswith(b"committed"):
@@ -359,7 +359,7 @@ def _decide(
     opaque: bytes,
 ) -> None:
     require_owner(client, session)
-    page = pages.stated_page(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
+    page = pages.page_of(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
     transaction = context.state.transactions.get((session.number, txid.counter))
     homes = branch_fields.homes(context, given)
     offsets, messages = take_offsets(given, body)
@@ -389,7 +389,7 @@ def _decide(
         context.answer_when_durable(client, opaque, lines)
 
 
-def _told(context: Context, state: TransactionState, session: BrokerSession, counter: int) -> bytes:
+def _outcome_lines(context: Context, state: TransactionState, session: BrokerSession, counter: int) -> bytes:
     if state in (TransactionState.COMMITTED, TransactionState.DECIDED, TransactionState.PLACING):
         return b"committed\n" + appending.kept_lines(context, session, counter)
     if state is TransactionState.ROLLED_BACK:
@@ -397,7 +397,7 @@ def _told(context: Context, state: TransactionState, session: BrokerSession, cou
     return b"prepared\n" if state is TransactionState.PREPARED else b"unknown\n"
 
 
-def _told_branch(context: Context, state: TransactionState, name: Name, branch: str) -> bytes:
+def _branch_outcome(context: Context, state: TransactionState, name: Name, branch: str) -> bytes:
     """What became of a branch at another home. One that is not listed is rolled back, whatever became of the others."""
     crash_point("broker.decision.asked")
     if state in (TransactionState.NONE, TransactionState.OPEN):

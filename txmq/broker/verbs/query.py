@@ -87,10 +87,10 @@ def query(context: Context, client: ClientConnection, request: Request) -> None:
     carry_out(Asked(context, client, opaque, name, extensions or {}, body or bytearray()))
 
 
-def _when_told(asked: Asked, go: Callable[[Asked, int], None]) -> Callable[[int | BrokerError], None]:
+def _when_answered(asked: Asked, go: Callable[[Asked, int], None]) -> Callable[[int | BrokerError], None]:
     """What carries a request out when the registry has answered."""
 
-    def told(value: int | BrokerError) -> None:
+    def answered(value: int | BrokerError) -> None:
         if asked.client.gone:
             return
         try:
@@ -101,7 +101,7 @@ def _when_told(asked: Asked, go: Callable[[Asked, int], None]) -> Callable[[int 
             asked.context.counters.errors += 1
             asked.context.answer_from_state(asked.client, asked.opaque, error.with_traceback(None))
 
-    return told
+    return answered
 
 
 def _epoch(asked: Asked) -> None:
@@ -112,7 +112,7 @@ def _epoch(asked: Asked) -> None:
     if asked.context.cluster is None:
         _drawn(asked, asked.context.state.queries.last_epoch + 1)
     else:
-        draw_epoch(asked.context, _when_told(asked, _drawn))
+        draw_epoch(asked.context, _when_answered(asked, _drawn))
 
 
 def _drawn(asked: Asked, epoch: int) -> None:
@@ -128,7 +128,7 @@ def _open(asked: Asked) -> None:
         _open_here(asked)
     else:
         _refuse_open(asked, None)
-        find_anchor(context, "query", name, _when_told(asked, _open_at))
+        find_anchor(context, "query", name, _when_answered(asked, _open_at))
 
 
 def _open_at(asked: Asked, anchor: int) -> None:
@@ -137,7 +137,7 @@ def _open_at(asked: Asked, anchor: int) -> None:
 
 
 def _open_here(asked: Asked) -> None:
-    context, name, epoch = asked.context, asked.name, _stated(asked.given, b"epoch")
+    context, name, epoch = asked.context, asked.name, _number_of(asked.given, b"epoch")
     queries = context.state.queries
     known = queries.named.get(name)
     if known is not None and epoch < known.epoch:
@@ -166,7 +166,7 @@ def _opened(asked: Asked, known: Query) -> dict[str, Any]:
 
 
 def _refuse_open(asked: Asked, known: Query | None) -> None:
-    context, epoch = asked.context, _stated(asked.given, b"epoch")
+    context, epoch = asked.context, _number_of(asked.given, b"epoch")
     # With a registry, another home may have drawn it.
     epoch_max = context.state.queries.last_epoch if context.cluster is None else EPOCH_MAX
     if asked.name == ANY_QUERY or not 0 < epoch <= epoch_max:
@@ -182,7 +182,7 @@ def _refuse_open(asked: Asked, known: Query | None) -> None:
 def _commit(asked: Asked) -> None:
     """Decide a batch: the winners' messages become visible, everything else prepared for it is rolled back."""
     context, name, given = asked.context, asked.name, asked.given
-    epoch, batch = _stated(given, b"epoch"), _stated(given, b"batch")
+    epoch, batch = _number_of(given, b"epoch"), _number_of(given, b"batch")
     known = context.state.queries.at_epoch(name, epoch)
     told = {"query": name, "epoch": epoch, "batch": batch}
     digest = _digest(given)
@@ -224,7 +224,7 @@ def _delete(asked: Asked) -> None:
     """Forget a query, and roll back what is prepared for it."""
     context, name, given = asked.context, asked.name, asked.given
     queries = context.state.queries
-    known = queries.at_epoch(name, _stated(given, b"epoch")) if b"epoch" in given else queries.known(name)
+    known = queries.at_epoch(name, _number_of(given, b"epoch")) if b"epoch" in given else queries.known(name)
     context.group.add_entry(entries.json_entry(entries.QUERY_DELETED, {"query": name}))
     queries.delete(name)
     context.state.principals.unmade(QUERY_SHARE, name)
@@ -258,7 +258,7 @@ def is_spark(transaction: Transaction) -> bool:
     return transaction.state is TransactionState.PREPARED and transaction.meta["kind"] == TransactionKind.SPARK.value
 
 
-def _stated(given: Given, word: bytes) -> int:
+def _number_of(given: Given, word: bytes) -> int:
     number = given.get(word)
     if number is None:
         raise BadRequestError(f"{word.decode()}=<number> is missing")

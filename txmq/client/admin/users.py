@@ -28,11 +28,11 @@ class Users:
             UserExistsError: the name is taken.
             ConfigError: it is no password.
         """
-        return self._user("add", user, _stated(password, certificate))
+        return self._user("add", user, _credentials(password, certificate))
 
     def passwd(self, user: str, password: str | None, certificate: str | None = None) -> FieldsList:
         """Give a user another password, or another certificate; forced when this returns. Raises UnknownUserError."""
-        return self._user("passwd", user, _stated(password, certificate))
+        return self._user("passwd", user, _credentials(password, certificate))
 
     def remove(self, user: str) -> FieldsList:
         """Remove a user, who is refused from then on; forced when this returns. Raises UnknownUserError."""
@@ -61,7 +61,7 @@ class Users:
         return found
 
 
-def _stated(password: str | None, certificate: str | None) -> bytes:
+def _credentials(password: str | None, certificate: str | None) -> bytes:
     salt = OSRandom().bits(8 * SALT_SIZE).to_bytes(SALT_SIZE, "big")
     keys = None if password is None else keys_of(password, salt).to_json()
     return json.dumps({"keys": keys, "certificate": certificate}).encode()

@@ -103,7 +103,7 @@ class GroupMember:
         self._others = others or OtherHomes()
         self._grant, self._home = self._others.grant, self._others.number
         self._stated = 0  # the grant under which it has joined
-        self._told: frozenset[TopicPartition] = frozenset()  # of what the consumer has elsewhere
+        self._reported: frozenset[TopicPartition] = frozenset()  # of what the consumer has elsewhere
         self._log = get_logger(group=settings.group, member=settings.name)
         self._sparingly = Sparingly(self._log, clock)
         self._view, self._is_joined, self._is_closing = 0, False, False
@@ -242,7 +242,7 @@ class GroupMember:
                 self._is_joined = False
                 self._clock.sleep(RETRY_S if self._grant.anchor is not None else self._settings.heartbeat_interval_s)
                 return
-        self._told = told if len(rows) == len(held) + len(told) else frozenset()
+        self._reported = told if len(rows) == len(held) + len(told) else frozenset()
         self._apply(view)
         if not self._has_looked:
             self._has_looked = True
@@ -276,10 +276,10 @@ class GroupMember:
 
     def _tell_elsewhere(self) -> None:
         elsewhere = self._others.held()
-        if elsewhere != self._told:
+        if elsewhere != self._reported:
             for number, piece in enumerate(in_pieces(sorted(elsewhere))):
                 self._requests.call("elsewhere", piece, {"more": None} if number else {})
-            self._told = elsewhere
+            self._reported = elsewhere
 
     def _heartbeat(self) -> None:
         self._tell_elsewhere()

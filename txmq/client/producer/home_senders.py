@@ -2,7 +2,7 @@
 
 Theory of operation. A session belongs to one home, so batches are numbered per home: each home has a sender, with a
 connection and a session of its own. A partition's messages go to one sender. A lone broker has one home, so its
-producers have one sender (``lone``) and pass by everything else here.
+producers have one sender (``single``) and pass by everything else here.
 
 *Another home's partition* (not-owner), *another topic of that name* (stale-topic). Batches carry the id of the topic
 that their partition was chosen for. A partition never moves, so either the routes were wrong, or the topic was created
@@ -75,8 +75,8 @@ class HomeSenders:
 
     def __init__(self, client: Client, limits: ProducerLimits) -> None:
         self._client, self._limits = client, limits
-        self.lone: HomeSender | None = None  # the sender to a lone broker, once there is one
-        self._lone_commits: PendingCommits | None = None
+        self.single: HomeSender | None = None  # the sender to a lone broker, once there is one
+        self._single_home_commits: PendingCommits | None = None
         self._of_links: dict[HomeLink, HomeSender] = {}
         self._destinations: dict[TopicPartition, _Destination] = {}
         self._rotations: dict[str, _Rotation] = {}
@@ -90,20 +90,20 @@ class HomeSenders:
     @property
     def has_many(self) -> bool:
         """Whether there is more than one home to send to."""
-        return not self._client.routes.is_lone
+        return not self._client.routes.is_single_home
 
-    def open_lone(self) -> HomeSender | None:
+    def open_single(self) -> HomeSender | None:
         """The sender to a lone broker; None if there are several homes.
 
         Raises:
             ClosedError: the producer or the client is closed.
         """
-        if not self._client.routes.is_lone:
-            self.lone = None
-        elif self.lone is None:
+        if not self._client.routes.is_single_home:
+            self.single = None
+        elif self.single is None:
             link = self._client.routes.any_link()
-            self._lone_commits, self.lone = link.pending_commits, self._sender_of(link)
-        return self.lone
+            self._single_home_commits, self.single = link.pending_commits, self._sender_of(link)
+        return self.single
 
     def let_commits_pass(self, topic: str, partition: int, deadline: float) -> None:
         """To a lone broker: what is sent next does not overtake a transaction of this client.
@@ -111,8 +111,8 @@ class HomeSenders:
         Raises:
             BrokerAwayError: the broker has not answered before the deadline.
         """
-        if self._lone_commits:
-            self._await_commits(self._lone_commits, (topic, partition), deadline)
+        if self._single_home_commits:
+            self._await_commits(self._single_home_commits, (topic, partition), deadline)
 
     def _sender_of(self, link: HomeLink) -> HomeSender:
         sender = self._of_links.get(link)
@@ -187,40 +187,40 @@ class HomeSenders:
 
     def add(
         self, topic: str, partition: int, content: bytearray, size: int, deadline: float, *, is_movable: bool,
-        owing: set[PendingCommits],
+        overdue: set[PendingCommits],
     ) -> Completion:  # fmt: skip
         """Send an encoded batch in the background; its one future tells its end. It has keys unless it is movable.
 
         Args:
-            owing: commits that batches before it waited for in vain: it fails as they did, and does not wait as long.
+            overdue: commits that batches before it waited for in vain: it fails as they did, and does not wait as long.
         """
         self._wait_for_room(len(content), deadline)
         destination = self._destination_of(topic, partition)
         if not is_movable and destination.link.pending_commits:
-            error = self._vain_wait(destination.link.pending_commits, (topic, partition), deadline, owing)
+            error = self._vain_wait(destination.link.pending_commits, (topic, partition), deadline, overdue)
             if error is not None:
                 return unsent(topic, partition, size, error)
         return destination.sender.add_async(topic, partition, content, size, deadline, is_movable)
 
-    def add_to_lone(
-        self, lone: Sender, topic: str, partition: int, content: bytearray, size: int, deadline: float,
-        owing: set[PendingCommits],
+    def add_to_single(
+        self, single: Sender, topic: str, partition: int, content: bytearray, size: int, deadline: float,
+        overdue: set[PendingCommits],
     ) -> Completion:  # fmt: skip
-        """As ``add``, to a lone broker; ``lone.drive`` waits for it."""
-        if self._lone_commits:
-            error = self._vain_wait(self._lone_commits, (topic, partition), deadline, owing)
+        """As ``add``, to a lone broker; ``single.drive`` waits for it."""
+        if self._single_home_commits:
+            error = self._vain_wait(self._single_home_commits, (topic, partition), deadline, overdue)
             if error is not None:
                 return unsent(topic, partition, size, error)
-        return lone.add(topic, partition, content, size, deadline)
+        return single.add(topic, partition, content, size, deadline)
 
     def _vain_wait(
-        self, commits: PendingCommits, slot: TopicPartition, deadline: float, owing: set[PendingCommits]
+        self, commits: PendingCommits, slot: TopicPartition, deadline: float, overdue: set[PendingCommits]
     ) -> BrokerAwayError | None:
         """Wait for commits; the error if that was in vain."""
         try:
-            self._await_commits(commits, slot, self._client.clock.monotonic() if commits in owing else deadline)
+            self._await_commits(commits, slot, self._client.clock.monotonic() if commits in overdue else deadline)
         except BrokerAwayError as error:
-            owing.add(commits)
+            overdue.add(commits)
             return error
         return None
 
@@ -241,9 +241,9 @@ class HomeSenders:
 
     def is_filling(self, topic: str, partition: int) -> bool:
         """Whether a partition has unfinished messages, and its home is there."""
-        lone = self.lone
-        if lone is not None:
-            return lone.core.has_unfinished(topic, partition)
+        single = self.single
+        if single is not None:
+            return single.core.has_unfinished(topic, partition)
         destination = self._destinations.get((topic, partition))
         if destination is None or destination.link.is_away:
             return False
@@ -275,7 +275,7 @@ class HomeSenders:
         """The sender's home is away: give what was never sent of it, and may go anywhere, to other partitions."""
         if not self.has_many:
             return
-        self.lone = None
+        self.single = None
         for link, known in tuple(self._of_links.items()):
             if known is sender and not link.is_away:
                 link.was_silent()
@@ -306,7 +306,7 @@ class HomeSenders:
 
     def rehome(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
         """Take the batches of these queues to the homes that own their partitions."""
-        self.lone = None
+        self.single = None
         sheltered("txmq-move", lambda: self._rehome_all(sender, queues))
 
     def _rehome_all(self, sender: HomeSender, queues: Iterable[BatchQueue]) -> None:
@@ -356,7 +356,7 @@ class HomeSenders:
             with self._lock:
                 self._closed = True
                 of_links, self._of_links = self._of_links, {}
-            self.lone = None
+            self.single = None
             for link, sender in of_links.items():
                 link.senders.give_back(sender)
 

@@ -210,70 +210,75 @@ class Producer:
     def _send_alone(
         self, topic: str, partition: int, record: Record, deadline: float, is_selected: bool
     ) -> SendResult:  # fmt: skip
-        lone = self._senders.lone or self._senders.open_lone()
-        if lone is not None:
+        single = self._senders.single or self._senders.open_single()
+        if single is not None:
             self._senders.let_commits_pass(topic, partition, deadline)
-            return lone.send(topic, partition, record, deadline)
+            return single.send(topic, partition, record, deadline)
         is_movable = is_selected and goes_in_turn(self._selector, record[0])
         return self._senders.send(topic, partition, record, deadline, is_movable=is_movable)
 
     def _send_alone_async(
         self, topic: str, partition: int, record: Record, deadline: float, is_selected: bool
     ) -> Future[SendResult]:  # fmt: skip
-        lone = self._senders.lone or self._senders.open_lone()
-        if lone is not None:
+        single = self._senders.single or self._senders.open_single()
+        if single is not None:
             self._senders.let_commits_pass(topic, partition, deadline)
-            return lone.send_async(topic, partition, record, deadline)
+            return single.send_async(topic, partition, record, deadline)
         is_movable = is_selected and goes_in_turn(self._selector, record[0])
         return self._senders.send_async(topic, partition, record, deadline, is_movable=is_movable)
 
     def send_pairs_outside(self, topic: str, pairs: Sequence[Pair], timeout: float | None) -> Sequence[SendResult]:
         """As ``send_many``, of messages that join no transaction."""
-        lone = self._senders.open_lone()
+        single = self._senders.open_single()
         slices: list[Slice] = []
-        owing: set[PendingCommits] = set()
+        overdue: set[PendingCommits] = set()
         try:
             for part in bulk.cut(pairs):
-                slices.append(self._send_slice(lone, topic, part, timeout, owing))
-                if lone is not None:
-                    lone.take_arrived()
+                slices.append(self._send_slice(single, topic, part, timeout, overdue))
+                if single is not None:
+                    single.take_arrived()
         finally:
             for one in slices:
                 for completions in one.batches.values():
                     for completion in completions:
-                        if lone is not None:
-                            lone.drive(completion)
+                        if single is not None:
+                            single.drive(completion)
                         else:
                             completion.futures[0][1].exception()
         _raise_first(slices)
         return SendResults(slices, len(pairs))
 
     def _send_slice(
-        self, lone: Sender | None, topic: str, pairs: Sequence[Pair], timeout: float | None, owing: set[PendingCommits]
+        self,
+        single: Sender | None,
+        topic: str,
+        pairs: Sequence[Pair],
+        timeout: float | None,
+        overdue: set[PendingCommits],
     ) -> Slice:
         now_ms = self.client.clock.now_ms()
-        assigned = Slice(self._assign(topic, pairs, now_ms, timeout, has_many=lone is None))
+        assigned = Slice(self._assign(topic, pairs, now_ms, timeout, has_many=single is None))
         limit = self._batch_size_bytes_max()
         for partition, members in bulk.group(pairs, assigned.partitions).items():
             completions = assigned.batches[partition] = []
             for content, size in bulk.encode(members, now_ms, self.settings.compression, limit):
-                if lone is not None:
+                if single is not None:
                     until = self._deadline(timeout)
-                    completion = self._senders.add_to_lone(lone, topic, partition, content, size, until, owing)
+                    completion = self._senders.add_to_single(single, topic, partition, content, size, until, overdue)
                 else:
-                    completion = self._add_to_home(topic, partition, content, size, timeout, owing)
+                    completion = self._add_to_home(topic, partition, content, size, timeout, overdue)
                 completions.append(completion)
         return assigned
 
     def _add_to_home(
         self, topic: str, partition: int, content: bytearray, size: int, timeout: float | None,
-        owing: set[PendingCommits],
+        overdue: set[PendingCommits],
     ) -> Completion:  # fmt: skip
         is_in_turn = partition == bulk.IN_TURN
         where = self._next_partition(topic) if is_in_turn else partition
         is_movable = is_in_turn or goes_in_turn(self._selector, b"")
         until = self._deadline(timeout)
-        return self._senders.add(topic, where, content, size, until, is_movable=is_movable, owing=owing)
+        return self._senders.add(topic, where, content, size, until, is_movable=is_movable, overdue=overdue)
 
     def _assign(
         self, topic: str, pairs: Sequence[Pair], now_ms: int, timeout: float | None, *, has_many: bool
@@ -395,10 +400,10 @@ class Producer:
             raise_rolled_back(error, None)
 
     def _batch_size_bytes_max(self) -> int:
-        lone = self._senders.lone
-        if lone is None:
+        single = self._senders.single
+        if single is None:
             return self._senders.request_size_bytes_max or REQUEST_SIZE_BYTES_MAX
-        session = lone.reconnecting.session
+        session = single.reconnecting.session
         return REQUEST_SIZE_BYTES_MAX if session is None else session.request_size_bytes_max
 
     def _partition_for(

@@ -80,7 +80,7 @@ class Sender:
         self._background: Waiter | None = None
         self._futures = 0  # not complete
         self._completed: deque[Completion] = deque()  # finished, their futures not complete
-        self._untold: deque[Batch] = deque()  # finished, and those that wait have yet to be told
+        self._unreported: deque[Batch] = deque()  # finished, and those that wait have yet to be told
         self._closed = False
         watch_forks(self)
 
@@ -334,8 +334,8 @@ class Sender:
 
     def _take_finished(self) -> list[Batch]:
         """What ``_notify`` is to tell, of this round and of one that Ctrl-C has ended; the caller holds the lock."""
-        self._untold += self.core.take_finished()
-        return list(self._untold)
+        self._unreported += self.core.take_finished()
+        return list(self._unreported)
 
     def _notify(self, finished: list[Batch]) -> None:
         """Tell those that wait. An interrupt may strike at each call here: the next round tells again."""
@@ -353,7 +353,7 @@ class Sender:
             background.finish()
         for batch in finished:
             with suppress(ValueError):  # another thread has told, too
-                self._untold.remove(batch)
+                self._unreported.remove(batch)
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -453,4 +453,4 @@ class Sender:
         self._connection = self._background = self._session = None
         self._futures = 0
         self._completed.clear()
-        self._untold.clear()
+        self._unreported.clear()

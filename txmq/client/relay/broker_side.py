@@ -40,7 +40,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import OutboxRow
-from txmq.outbox.relay_core import OTHER_HOME, Answer, Away, Chain, RelayRow, Send, Told
+from txmq.outbox.relay_core import OTHER_HOME, Answer, Away, Chain, ClaimOutcome, RelayRow, Send
 from txmq.outbox.relay_core import Outcome as AskOutcome
 from txmq.outbox.tables import away_reason
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 AWAY_S: Final = 10.0
 _REFUSED = (400, 403, 404, 413)
-_TOLD = {Outcome.COMMITTED.value: Told.COMMITTED, Outcome.ROLLED_BACK.value: Told.ROLLED_BACK}
+_CLAIM_OUTCOMES = {Outcome.COMMITTED.value: ClaimOutcome.COMMITTED, Outcome.ROLLED_BACK.value: ClaimOutcome.ROLLED_BACK}
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class RelayBroker:
 
     def close(self) -> None:
         """Close the relay's own connection."""
-        self._settle(Told.OVER)
+        self._settle(ClaimOutcome.OVER)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -107,14 +107,14 @@ class RelayBroker:
         found = f"{self._session.cluster:016x}-{self._session.home:016x}"
         if not home or found == home:
             return found
-        if not self._routes.is_lone and number in {known.home for known in self._routes.all_links()}:
+        if not self._routes.is_single_home and number in {known.home for known in self._routes.all_links()}:
             raise BrokerAwayError(f"no broker told where home {number:016x} is; now one does")
         return OTHER_HOME
 
     def new_txid(self) -> str:
         """The next id of the session."""
         assert self._connection is not None
-        self._settle(Told.OVER)
+        self._settle(ClaimOutcome.OVER)
         self._page = PageTransaction(self._client, self._anchor, self._connection, self._session)
         return self._page.txid
 
@@ -146,7 +146,7 @@ class RelayBroker:
 
     def _homes_away(self) -> Collection[int]:
         """Those that do not answer for long."""
-        if self._routes.is_lone:
+        if self._routes.is_single_home:
             return ()
         now, links = self._client.clock.monotonic(), self._routes.links()
         self._away_since = {link.home: self._away_since.get(link.home, now) for link in links if link.is_away}
@@ -165,17 +165,17 @@ class RelayBroker:
 
     # --- what became of a page ---------------------------------------------------------------------------------------
 
-    def outcome(self, step: AskOutcome) -> Told | None:
+    def outcome(self, step: AskOutcome) -> ClaimOutcome | None:
         """What became of a claim; a fence makes it certain."""
 
-        def work() -> Told:
+        def work() -> ClaimOutcome:
             try:
                 body = self._repeat("outcome", step.txid, extensions={"fence": None})
             except FencedError:
-                return Told.OVER
+                return ClaimOutcome.OVER
             except NotOwnerError:
-                return Told.OTHER_HOME
-            told = _TOLD.get(bytes(body).partition(b"\n")[0].decode(), Told.OVER)
+                return ClaimOutcome.OTHER_HOME
+            told = _CLAIM_OUTCOMES.get(bytes(body).partition(b"\n")[0].decode(), ClaimOutcome.OVER)
             if self._page is not None and self._page.txid == step.txid:
                 self._settle(told)
             return told
@@ -214,7 +214,7 @@ class RelayBroker:
         assert page is not None
         assert page.txid == step.row.claim
         try:
-            page.send(self._messages(step.rows), self._stated(step.row), on_part)
+            page.send(self._messages(step.rows), self._page_fields(step.row), on_part)
         except TxmqError as error:
             page.note_silence()
             self.problem = _cause(error)
@@ -222,17 +222,17 @@ class RelayBroker:
         except (TypeError, ValueError, OverflowError) as error:  # a row that another program has written
             self.problem = LocalProtocolError(f"a message cannot be sent: {error!r}")
             return Answer.REFUSED
-        self._settle(Told.COMMITTED)
+        self._settle(ClaimOutcome.COMMITTED)
         self.problem = None
         return Answer.TAKEN
 
-    def _settle(self, told: Told) -> None:
+    def _settle(self, told: ClaimOutcome) -> None:
         """The page has ended, as far as is known."""
         page, self._page = self._page, None
         if page is not None:
             page.settle(told)
 
-    def _stated(self, row: RelayRow) -> dict[str, str | int]:
+    def _page_fields(self, row: RelayRow) -> dict[str, str | int]:
         return {"outbox": row.uuid, "name": self._outbox.name, "after": row.last or "-"}
 
     def _messages(self, rows: Sequence[OutboxRow]) -> MessageBuffer:
@@ -254,7 +254,7 @@ class RelayBroker:
         partition = 0
         for _ in range(partitions):
             partition = self._selector.partition_of(None, partitions)
-            if self._routes.is_lone or not self._routes.link_for(topic, partition).is_away:
+            if self._routes.is_single_home or not self._routes.link_for(topic, partition).is_away:
                 break
         return partition
 

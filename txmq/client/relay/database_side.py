@@ -20,7 +20,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run, silence_copy
-from txmq.xa.database.refusals import refusal_of, told
+from txmq.xa.database.refusals import described, refusal_of
 
 LEASE_MS: Final = 15_000  # and longer, if the page is larger than most
 IDLE_PAGE_S: Final = 10.0
@@ -214,13 +214,13 @@ class RelayDatabase:
         event = _AWAY if self.refusal is None else _REFUSED
         if before is None or _refused(before) != _refused(self.failure):
             self._sparingly.forget(event)
-        self._sparingly.warning(event, error=told(self.failure))
+        self._sparingly.warning(event, error=described(self.failure))
 
     def _as_refusal(self, error: Exception) -> Exception:
         refusal = None if isinstance(error, ConfigError) else refusal_of(error)
         if refusal is None:
             return error
-        return caused(ConfigError(f"outbox {self._outbox.name!r}: {refusal.value}: {told(error)}"), error)
+        return caused(ConfigError(f"outbox {self._outbox.name!r}: {refusal.value}: {described(error)}"), error)
 
     def _open(self) -> RelaySession:
         if self._session is None:

@@ -23,7 +23,7 @@ from txmq.client.relay.database_side import LEASE_MS, RelaySession
 from txmq.errors import RequestTimeoutError, TxmqError
 from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import TopicKey
-from txmq.outbox.relay_core import OTHER_HOME, Chain, Outcome, RelayRow, Told
+from txmq.outbox.relay_core import OTHER_HOME, Chain, ClaimOutcome, Outcome, RelayRow
 from txmq.outbox.tables import Backlog, ListedRow
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.os_clock import OSClock, OSRandom
@@ -148,15 +148,17 @@ class Operator:
         """
         self.close()
         with closing(RelayBroker(client, self.outbox)) as broker:
-            home = _told(broker, broker.connect(row.home))
+            home = _answered(broker, broker.connect(row.home))
             is_same_home = home != OTHER_HOME
             if not is_same_home:
-                home = _told(broker, broker.connect(""))
-            told = None
+                home = _answered(broker, broker.connect(""))
+            found = None
             if row.claim is not None and is_fenced:
-                told = _told(broker, broker.outcome(Outcome(row.claim))) if is_same_home else Told.OTHER_HOME
-            (last,) = _told(broker, broker.chain(Chain(row.uuid)))
-            is_committed = told is Told.COMMITTED or (told is not None and last == row.claim)
+                found = ClaimOutcome.OTHER_HOME
+                if is_same_home:
+                    found = _answered(broker, broker.outcome(Outcome(row.claim)))
+            (last,) = _answered(broker, broker.chain(Chain(row.uuid)))
+            is_committed = found is ClaimOutcome.COMMITTED or (found is not None and last == row.claim)
             return Ends(home, is_same_home, is_committed, last)
 
     def adopt(self, client: Client, *, is_copy: bool) -> Adopted | None:
@@ -248,7 +250,7 @@ def _ids_of(session: RelaySession, units: Sequence[int]) -> list[int]:
     return sorted({one for ids in found for one in ids})
 
 
-def _told(broker: RelayBroker, answer: T | None) -> T:
+def _answered(broker: RelayBroker, answer: T | None) -> T:
     if answer is None:
         raise broker.problem or TxmqError("the broker did not answer")
     return answer

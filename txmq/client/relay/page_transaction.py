@@ -19,7 +19,7 @@ from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.outbox.page import BYTES_PER_S
-from txmq.outbox.relay_core import Told
+from txmq.outbox.relay_core import ClaimOutcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.two_phase.coordinator import BranchState
 
@@ -40,17 +40,17 @@ class PagePart(HomePart):
         self._control, self._session, self._is_attached = connection, session, True
         self.begin()
 
-    def decide(self, stated: dict[str, str | int], others: Sequence[str]) -> None:
+    def decide(self, outbox_fields: dict[str, str | int], others: Sequence[str]) -> None:
         """Send the decision, once.
 
         Args:
-            stated: what it says of the outbox.
+            outbox_fields: what it says of the outbox.
             others: the ids of the parts at other homes, which are prepared.
 
         Raises:
             TxmqError: refused, or not answered.
         """
-        fields = stated | self._floor() | self._fields()
+        fields = outbox_fields | self._floor() | self._fields()
         if others:
             fields["homes"] = ",".join(others)
         body = self.encoded(self.parts)
@@ -83,11 +83,11 @@ class PageTransaction(TransactionHomes):
         """The page's id."""
         return self.page.txid
 
-    def send(self, messages: MessageBuffer, stated: dict[str, str | int], on_part: Callable[[], None]) -> None:
+    def send(self, messages: MessageBuffer, outbox_fields: dict[str, str | int], on_part: Callable[[], None]) -> None:
         """Prepare, stream, decide.
 
         Args:
-            stated: what the decision says of the outbox.
+            outbox_fields: what the decision says of the outbox.
             on_part: called after each part that is sent ahead, to whichever home.
 
         Raises:
@@ -105,13 +105,13 @@ class PageTransaction(TransactionHomes):
         crash_point("relay.page.prepared")
         if not page.fits_one_request(page.parts):
             page.send_ahead()  # what is for other homes has gone there
-        page.decide(stated, others)
+        page.decide(outbox_fields, others)
 
-    def settle(self, told: Told) -> None:
+    def settle(self, told: ClaimOutcome) -> None:
         """Tell the other homes what became of it; what is not known for certain they find out by themselves."""
-        if told is Told.COMMITTED:
+        if told is ClaimOutcome.COMMITTED:
             self.commit_others()
-        elif told is Told.ROLLED_BACK:
+        elif told is ClaimOutcome.ROLLED_BACK:
             self.roll_back_others()
         for part in self.others:
             part.leave()

@@ -261,7 +261,7 @@ class OrderedMessageProducer:
                 raise
             topic_ref = known[0]
         else:
-            topic_id = 0 if self._client.routes.is_lone else found.topic_id
+            topic_id = 0 if self._client.routes.is_single_home else found.topic_id
             topic_ref = TopicRef(topic_id, found.config.partitions)
             self._learnt(topic, topic_ref)
         self._topics[topic] = topic_ref, now

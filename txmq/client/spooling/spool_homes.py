@@ -115,7 +115,7 @@ class SpoolHomes:
 
     def _new(self, link: HomeLink) -> SpoolHome:
         def is_of_link(identity: SpoolIdentity) -> bool:
-            return self._client.routes.is_lone or identity.home == link.home
+            return self._client.routes.is_single_home or identity.home == link.home
 
         main, other = link.new_connection(), link.new_connection()
         sessions = Sessions(main, other, self._spool, self._client.name, self._former, is_of_link)
@@ -140,7 +140,7 @@ class SpoolHomes:
         routes = self._client.routes
         for identity in list(self._former):
             link = routes.link_of_home(identity.home)
-            if routes.is_lone or link.home == identity.home:
+            if routes.is_single_home or link.home == identity.home:
                 self._of(link).sessions.end_former_sessions(deadline)
             elif all(known.home != identity.home for known in routes.all_links()):
                 self._spool.forget_session(identity)  # no home of this cluster: nothing of it comes here

@@ -95,7 +95,7 @@ class TransactionHomes:
         Raises:
             RolledBackError: they are too many, or one of them is away or not known.
         """
-        if self._routes.is_lone:
+        if self._routes.is_single_home:
             return
         self._are_found, owners, decider = True, self.owners(messages), self.decider
         if len(owners) > HOMES_MAX:
@@ -149,7 +149,7 @@ class TransactionHomes:
         """
         decider = self.decider
         commits = decider.commits
-        if not (commits and self._routes.is_lone):
+        if not (commits and self._routes.is_single_home):
             return
         slots = [slot for slot in messages.slots() if commits.holds(slot, uuid)]
         if slots:

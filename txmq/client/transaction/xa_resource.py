@@ -396,7 +396,7 @@ class BrokerXAResource:
         return routes.ask_each(routes.all_links(), lambda home, wait_s: [*self._rows_of(home, wanted, wait_s)])
 
     def _rows_of(self, home: HomeLink, wanted: Wanted, wait_s: float) -> Iterator[Row]:
-        timeout_s = self._timeout if self._client.routes.is_lone else min(wait_s, self._timeout)
+        timeout_s = self._timeout if self._client.routes.is_single_home else min(wait_s, self._timeout)
         return recover_rows(lambda page: home.control.repeat("recover", extensions=page, timeout=timeout_s), wanted)
 
     def _home_of(self, txid: str) -> HomeLink:

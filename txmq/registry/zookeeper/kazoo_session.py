@@ -189,7 +189,7 @@ class KazooSession:
 
     def get(self, path: str, watch: Watch | None = None) -> Node:
         """See ``Session``."""
-        value, stat = self._call(path, lambda: self._client.get_async(path, _told(watch)))
+        value, stat = self._call(path, lambda: self._client.get_async(path, _notifier(watch)))
         return Node(value, _stat(stat))
 
     def get_many(self, paths: Sequence[str]) -> list[Node | None]:
@@ -211,12 +211,12 @@ class KazooSession:
 
     def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
         """See ``Session``."""
-        stat = self._call(path, lambda: self._client.exists_async(path, _told(watch)))
+        stat = self._call(path, lambda: self._client.exists_async(path, _notifier(watch)))
         return None if stat is None else _stat(stat)
 
     def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """See ``Session``."""
-        return sorted(self._call(path, lambda: self._client.get_children_async(path, _told(watch))))
+        return sorted(self._call(path, lambda: self._client.get_children_async(path, _notifier(watch))))
 
     def set_value(self, path: str, value: bytes, version: int) -> Stat:
         """See ``Session``."""
@@ -283,7 +283,7 @@ def _translated(error: Exception, path: str) -> ZooKeeperError:
     return _REFUSALS.get(type(error), ZooKeeperError)(f"{path}: {type(error).__name__}")
 
 
-def _told(watch: Watch | None) -> Callable[[Any], None] | None:
+def _notifier(watch: Watch | None) -> Callable[[Any], None] | None:
     if watch is None:
         return None
     return lambda event: watch(WatchEvent(_EVENTS.get(event.type, "disconnected"), event.path or ""))

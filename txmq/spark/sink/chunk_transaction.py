@@ -76,7 +76,7 @@ class Writing:
             try:
                 return link.session
             except LOST:
-                if self.client.routes.is_lone or clock.monotonic() >= deadline:
+                if self.client.routes.is_single_home or clock.monotonic() >= deadline:
                     raise
                 clock.sleep(RETRY_S)
 
@@ -95,7 +95,7 @@ class Writing:
     def shares(self, parts: Sequence[EncodedPart]) -> dict[HomeLink, list[EncodedPart]]:
         """The parts of each home."""
         routes = self.client.routes
-        if routes.is_lone:
+        if routes.is_single_home:
             return {self.anchor: [*parts]}
         of_query, found = frozenset({checksum(self.attempt.query.encode())}), dict[HomeLink, list[EncodedPart]]()
         for part in parts:
@@ -112,7 +112,9 @@ class Writing:
         except (TransactionTimeoutError, RequestTimeoutError, ConnectionLostError) as error:
             reason = error.__cause__ or error
             where = (
-                f"the broker at {without_secret(self.options.bootstrap)}" if self.client.routes.is_lone else repr(link)
+                f"the broker at {without_secret(self.options.bootstrap)}"
+                if self.client.routes.is_single_home
+                else repr(link)
             )
             raise UnavailableError(
                 f"{where} did not take a part of task {self.attempt.task} within {self.options.timeout_s:g} s: "

@@ -109,7 +109,7 @@ def _ask_anchor(
     """Ask homes in turn until one answers, or names the one that does."""
     routes, clock = client.routes, client.clock
     deadline = clock.monotonic() + client.timeout
-    if routes.is_lone:
+    if routes.is_single_home:
         return routes.any_link(), ask(routes.any_link(), client.timeout)
     turn = cycle(sorted(links(), key=lambda link: link.is_away))
     link, corrections, look_s = next(turn), 0, LOOK_S
@@ -140,7 +140,7 @@ def anchor_of(client: Client, home: int) -> HomeLink:
 
     def known(_left_s: float) -> HomeLink:
         link = client.routes.link_of_home(home)
-        if not client.routes.is_lone and link.home != home:
+        if not client.routes.is_single_home and link.home != home:
             raise UnavailableError(f"no broker tells where home {home:016x} is, which decides the query's batches")
         return link
 
@@ -161,7 +161,7 @@ def is_to_be_written(client: Client, anchor: HomeLink, attempt: Attempt) -> bool
 def _insist(client: Client, ask: Callable[[float], T]) -> T:
     """Ask the anchor until it answers: one that has just started refuses for a while."""
     clock, deadline = client.clock, client.clock.monotonic() + client.timeout
-    if client.routes.is_lone:
+    if client.routes.is_single_home:
         return ask(client.timeout)
     while True:
         try:

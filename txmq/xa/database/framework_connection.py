@@ -32,7 +32,7 @@ class FrameworkConnection(ABC):
         """A cursor, as DB-API has it."""
 
     @abstractmethod
-    def commits_alone(self) -> bool:
+    def would_autocommit(self) -> bool:
         """Whether a statement would be committed by itself."""
 
     @abstractmethod

@@ -85,7 +85,7 @@ def _is_of_a_call(error: BaseException) -> bool:
     return any(is_of_class(error, name) for name in _OF_CALLS) if is_error(error) else isinstance(error, _OF_PROGRAMS)
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """What a driver says, in one line, and which server it was."""
     number, words = code_of(error), str(error)
     if number is not None and len(error.args) > 1:

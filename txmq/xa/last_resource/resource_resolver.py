@@ -390,7 +390,7 @@ class LastResourceResolver:
             crash_point("resolver.told_broker")
             is_committed = reported.step is Step.REPORT_COMMIT
             self._log.info("transaction resolved", txid=txid, outcome=_OUTCOMES[reported.step])
-            if is_committed and self._homes.is_lone:  # otherwise other homes may have to ask the marker
+            if is_committed and self._homes.is_single_home:  # otherwise other homes may have to ask the marker
                 self.resource.finished.append(txid)
         reported.item.on_resolved()
         left.pop(txid, None)

@@ -10,7 +10,7 @@ import pymysql
 import pytest
 from sqlalchemy.exc import OperationalError as SessionError
 
-from txmq.xa.database.refusals import Refusal, naming, refusal_of, told
+from txmq.xa.database.refusals import Refusal, described, naming, refusal_of
 
 PORT = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
 
@@ -97,6 +97,6 @@ def test_what_is_told_names_user_and_server_in_one_line() -> None:
     fields = {"user": "shop", "passwd": "geheim", "host": "db", "port": 3306, "db": "orders"}
     with pytest.raises(pymysql.err.OperationalError) as caught:
         naming(connect, fields)()
-    found = told(caught.value)
+    found = described(caught.value)
     assert found == "Access denied for user 'shop'@'db' (1045); user shop, database orders, server db, port 3306"
-    assert "\n" not in told(postgresql("Connection refused"))
+    assert "\n" not in described(postgresql("Connection refused"))

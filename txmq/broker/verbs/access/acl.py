@@ -25,7 +25,7 @@ def acl(context: Context, client: ClientConnection, request: Request) -> None:
     action, name = arguments[0].decode(), arguments[1].decode()
     stated: list[Grant] = []
     if action in _TOLD:
-        stated = _stated(extensions)
+        stated = _grants_of(extensions)
     elif action != "list" or extensions:
         raise BadRequestError(f"acl {action[:40]}: expected grant or revoke with grants, or list without")
 
@@ -42,7 +42,7 @@ def acl(context: Context, client: ClientConnection, request: Request) -> None:
     carry_out(context, Work(client, request, plan, describe, is_list=not stated))
 
 
-def _stated(extensions: RequestFields) -> list[Grant]:
+def _grants_of(extensions: RequestFields) -> list[Grant]:
     given = extensions or {}
     if given.keys() == {b"cluster"}:
         return [ADMINISTRATOR]

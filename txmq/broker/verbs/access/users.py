@@ -66,7 +66,7 @@ def _add(context: Context, name: str, body: Body) -> list[Entry]:
         raise UserExistsError(f"{name}: change the password with txmq user passwd, or take another name")
     if len(principals.users) >= USERS_MAX:
         raise OverloadedError(f"{USERS_MAX} users exist: remove those that are not needed")
-    fields = _fields(name, *_stated(context, name, body))
+    fields = _fields(name, *_credentials_of(context, name, body))
     if principals.users:
         return [(entries.USER, fields)]
     if context.cluster is None:  # else the registry has it
@@ -77,7 +77,7 @@ def _add(context: Context, name: str, body: Body) -> list[Entry]:
 
 def _passwd(context: Context, name: str, body: Body) -> list[Entry]:
     known = context.state.principals.known(name)
-    keys, certificate = _stated(context, name, body)
+    keys, certificate = _credentials_of(context, name, body)
     return [(entries.USER, _fields(name, keys or known.keys, certificate or known.certificate))]
 
 
@@ -108,7 +108,7 @@ def _fields(name: str, keys: ScramKeys | None, certificate: str | None) -> dict[
     return {"user": name, "keys": keys, "certificate": certificate}
 
 
-def _stated(context: Context, name: str, body: Body) -> tuple[ScramKeys | None, str | None]:
+def _credentials_of(context: Context, name: str, body: Body) -> tuple[ScramKeys | None, str | None]:
     """As ``_read``; nobody else has the certificate."""
     keys, certificate = _read(body)
     for other in context.state.principals.users.values():

@@ -38,7 +38,7 @@ def complete_home(
         FencedError: the decision lists no such branch, and never will: for a branch that is over.
     """
     name, txid = decided.name, given[b"branch"].decode("ascii", "replace")
-    fact = stated_fact(context, decided.kind, given)
+    fact = heuristic_fact(context, decided.kind, given)
     if txid not in decided.homes:
         raise FencedError(f"the decision about {txid_of(context, name)} lists no branch {txid[:80]}")
     if not decided.homes[txid]:
@@ -80,7 +80,7 @@ def give_up_deciding(
     """
     parsed, of = at_home(context, txid), given[b"of"].decode("ascii", "replace")
     name = (parsed.session, parsed.counter)
-    fact = stated_fact(context, TransactionKind.BRANCH, given)
+    fact = heuristic_fact(context, TransactionKind.BRANCH, given)
     if fact is None or b"uuid" in given:
         raise BadRequestError("complete of= is an operator's word: it needs heuristic= and reason=, and no uuid=")
     part, prepared = context.state.branch_parts.unreported.get(name), context.state.transactions.get(name)
@@ -96,7 +96,7 @@ def give_up_deciding(
     context.answer_when_durable(client, opaque)
 
 
-def stated_fact(context: Context, kind: TransactionKind, given: dict[bytes, bytes]) -> dict[str, Any] | None:
+def heuristic_fact(context: Context, kind: TransactionKind, given: dict[bytes, bytes]) -> dict[str, Any] | None:
     """What an operator or a database says of a branch (``heuristic=``); the caller adds the resource."""
     if b"heuristic" not in given:
         return None

@@ -60,15 +60,15 @@ def outcome_for_a_database(
     (txid, session), uuid = of, given[b"uuid"].decode()
     require(context, client, SETTLE, RESOURCE, uuid)
     counter = txid.counter
-    told = _told(context, session, counter, uuid)
-    if told == b"" and b"fence" in given:
+    outcome = _outcome_of(context, session, counter, uuid)
+    if outcome == b"" and b"fence" in given:
         _fence(context, client, session, counter, uuid)
         context.answer_when_durable(client, opaque, b"rolled-back\n")
         return
-    told = told or b"unknown\n"
-    if b"owner" in given and told != b"committed\n":
-        told += owner_line(context, session)
-    context.answer_from_state(client, opaque, told)
+    outcome = outcome or b"unknown\n"
+    if b"owner" in given and outcome != b"committed\n":
+        outcome += owner_line(context, session)
+    context.answer_from_state(client, opaque, outcome)
 
 
 def refuse_fenced(session: BrokerSession, txid: TxId, uuids: Iterable[str]) -> None:
@@ -82,7 +82,7 @@ def refuse_fenced(session: BrokerSession, txid: TxId, uuids: Iterable[str]) -> N
         raise TransactionConflictError(f"transaction {txid} is rolled back: a resolver has fenced its branch")
 
 
-def _told(context: Context, session: BrokerSession, counter: int, uuid: str) -> bytes:
+def _outcome_of(context: Context, session: BrokerSession, counter: int, uuid: str) -> bytes:
     """What is known of the branch; empty: nothing, and a decision may still come."""
     if uuid in session.fences.get(counter, ()):
         return b"rolled-back\n"

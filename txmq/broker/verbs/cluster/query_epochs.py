@@ -23,10 +23,10 @@ def draw_epoch(context: Context, then: Then) -> None:
     """Draw an epoch from the registry."""
     above = context.state.queries.last_epoch
 
-    def told(result: Result) -> None:
+    def answered(result: Result) -> None:
         then(as_answer(result) if isinstance(result, TxmqError) else result.value)
 
-    view_of(context).ask(lambda number: DrawQueryEpoch(number, above), told)
+    view_of(context).ask(lambda number: DrawQueryEpoch(number, above), answered)
 
 
 def refuse_elsewhere(context: Context, name: str, anchor: int) -> None:

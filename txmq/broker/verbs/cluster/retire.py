@@ -38,11 +38,11 @@ def retire(context: Context, client: ClientConnection, given: dict[bytes, bytes]
     if not context.is_serving:
         raise UnavailableError("the broker waits for the registry to say that it leads its home")
 
-    def told(result: Result) -> None:
+    def answered(result: Result) -> None:
         if isinstance(result, TxmqError):
             context.answer_from_state(client, opaque, as_answer(result).with_traceback(None))
         else:
             context.answer_when_durable(client, opaque, b"{}")
 
     audit(context, client, "home retired", home=word, reason=reason)
-    view.ask(lambda number: RetireHome(number, home, reason), told)
+    view.ask(lambda number: RetireHome(number, home, reason), answered)

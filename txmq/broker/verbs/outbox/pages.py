@@ -32,7 +32,7 @@ OUTBOX = b"outbox"
 _NO_PAGE = b"-"
 
 
-class StatedPage(NamedTuple):
+class PageFields(NamedTuple):
     """What a commit says of its outbox.
 
     Attributes:
@@ -44,7 +44,7 @@ class StatedPage(NamedTuple):
     after: str
 
 
-def stated_page(context: Context, client: ClientConnection, given: dict[bytes, bytes]) -> StatedPage | None:
+def page_of(context: Context, client: ClientConnection, given: dict[bytes, bytes]) -> PageFields | None:
     """The page that a ``commit`` is, if it may be the next one of its outbox; None: it is none.
 
     Raises:
@@ -59,7 +59,7 @@ def stated_page(context: Context, client: ClientConnection, given: dict[bytes, b
     if not is_valid_name(name) or not (after == _NO_PAGE or _is_txid(after)):
         raise BadRequestError("commit of an outbox's page has outbox=<32 hex>, name= and after=<txid, or ->")
     require(context, client, INSTALL, RESOURCE, uuid)
-    page = StatedPage(uuid, name, "" if after == _NO_PAGE else after.decode())
+    page = PageFields(uuid, name, "" if after == _NO_PAGE else after.decode())
     last = context.state.outbox_chains.last(uuid)
     if last != page.after:
         raise OutboxConflictError(f"the newest page of outbox {name} is {last or 'none'}, not {page.after or 'none'}")
@@ -68,7 +68,7 @@ def stated_page(context: Context, client: ClientConnection, given: dict[bytes, b
     return page
 
 
-def take(context: Context, client: ClientConnection, page: StatedPage, txid: TxId) -> None:
+def take(context: Context, client: ClientConnection, page: PageFields, txid: TxId) -> None:
     """Journal and fold that a transaction is the newest page, into the record of its decision. Cannot refuse."""
     fields = {"uuid": page.uuid, "name": page.name, "last": str(txid), "time_ms": context.now_ms}
     context.group.add_entry(entries.json_entry(entries.OUTBOX_CHAIN, fields))

@@ -36,7 +36,7 @@ from txmq.errors import (
     anew,
 )
 from txmq.model import TopicPartition
-from txmq.outbox.outbox import commits_alone
+from txmq.outbox.outbox import would_autocommit
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, current_strand
@@ -45,7 +45,7 @@ from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialec
 from txmq.xa.database.framework_connection import FrameworkConnection
 from txmq.xa.database.guarded_connection import GuardedConnection, behind_guard, doom
 from txmq.xa.database.loop_connection import driver_name, on_loop
-from txmq.xa.database.refusals import ASK_AGAIN_S, Refusal, refusal_of, told
+from txmq.xa.database.refusals import ASK_AGAIN_S, Refusal, described, refusal_of
 from txmq.xa.database.thread_connection import ThreadConnection
 
 T = TypeVar("T")
@@ -263,7 +263,7 @@ class DatabaseOffsetStore:
             ConfigError: the connection is in autocommit: there is no transaction to save in.
         """
         try:
-            if self._commits_alone(connection):
+            if self._would_autocommit(connection):
                 raise ConfigError(
                     "the connection is in autocommit: begin a transaction, which the offset is to be saved in"
                 )
@@ -287,12 +287,12 @@ class DatabaseOffsetStore:
             finally:  # also if the task is cancelled once more meanwhile
                 connection.close()
 
-    def _commits_alone(self, connection: Any) -> bool:
+    def _would_autocommit(self, connection: Any) -> bool:
         if isinstance(connection, GuardedConnection):
             return False  # a block's own is in a transaction
         if isinstance(connection, FrameworkConnection):
-            return connection.commits_alone()
-        return commits_alone(connection, self._dialect(connection))
+            return connection.would_autocommit()
+        return would_autocommit(connection, self._dialect(connection))
 
     def _why(
         self, connection: Any, group: str, position: OffsetPosition, conditions: Sequence[_Condition]
@@ -376,19 +376,19 @@ class DatabaseOffsetStore:
                 raise
             except Exception as error:
                 self._close()
-                raise self._told(error) from error
+                raise self._described(error) from error
             except BaseException:
                 self._close()
                 raise
             self._refused, self._refusals = None, 0
             return found
 
-    def _told(self, error: Exception) -> StorageError:
+    def _described(self, error: Exception) -> StorageError:
         refusal = refusal_of(error)
         if refusal is None:
-            return OffsetStoreAwayError(f"offset store {self._table}: {told(error)}")
+            return OffsetStoreAwayError(f"offset store {self._table}: {described(error)}")
         correct = self._to_install if refusal is Refusal.TABLE else refusal.value
-        self._refused = StorageError(f"offset store {self._table}: {correct}: {told(error)}")
+        self._refused = StorageError(f"offset store {self._table}: {correct}: {described(error)}")
         self._again_at = self._clock.monotonic() + ASK_AGAIN_S.after(self._refusals)
         self._refusals += 1
         return anew(self._refused)
