@@ -26,7 +26,7 @@ from typing import Any
 import MySQLdb
 
 import txmq
-from txmq.binlog.change_event_json import read_event
+from txmq.binlog.event_json import read_event
 
 ITEMS_MAX = 10_000
 Item = tuple[str, str] | None  # name and price; None: there is no such row

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from txmq.binlog.change_event_json import read_event
+from txmq.binlog.event_json import read_event
 
 BATCH = 500  # messages of one transaction
 TABLES = """

@@ -69,7 +69,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
         "the spool is a local store, with a commit of its own: ARCHITECTURE.md, Decisions",
     ),
     "txmq/xa/database/sqlite_file.py": (frozenset({"sqlite3"}), "who settles opens an application's SQLite file"),
-    "txmq/spark/audit/result_files.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
+    "txmq/spark/audit/output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
     "txmq/spark/audit/follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
     "txmq/spark/audit/tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/shell/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),

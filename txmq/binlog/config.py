@@ -20,7 +20,7 @@ from typing import Any
 from zlib import crc32
 
 from txmq.addresses import TlsFiles, without_secret
-from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
+from txmq.binlog.decoded_changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
 from txmq.binlog.errors import BinlogError
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError

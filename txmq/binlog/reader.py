@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol
 
-from txmq.binlog.changes import TransactionPart
 from txmq.binlog.config import BinlogSettings
+from txmq.binlog.decoded_changes import TransactionPart
 from txmq.binlog.errors import SourceAwayError
 from txmq.binlog.position import Position, parse_gtids
 from txmq.binlog.publish.batching import BatchingPublisher

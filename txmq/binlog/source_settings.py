@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import BinlogSettings, named_by
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.source import SourceOptions
 
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "sys"})

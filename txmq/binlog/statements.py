@@ -17,7 +17,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Final
 
-from txmq.binlog.changes import Ddl, DdlKind, TableName, XaEnd
+from txmq.binlog.decoded_changes import Ddl, DdlKind, TableName, XaEnd
 from txmq.xid import Xid
 
 

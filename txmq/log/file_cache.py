@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from txmq.errors import caused
-from txmq.log.index import IndexCache
+from txmq.log.segment_index import IndexCache
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.paths import parent
 from txmq.runtime.ports import Buffer, Disk, File

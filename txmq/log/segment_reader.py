@@ -18,7 +18,7 @@ from typing import NamedTuple
 from txmq.errors import CorruptRecordError
 from txmq.log.batch import headers
 from txmq.log.file_cache import FileCache
-from txmq.log.index import SegmentIndex, extend
+from txmq.log.segment_index import SegmentIndex, extend
 
 STEP_BYTES = 1 << 20
 STEPS_NOWAIT = 2

@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import count
 from typing import Any, Self
 
-from txmq.binlog.changes import Op, RowChange, TransactionPart
+from txmq.binlog.decoded_changes import Op, RowChange, TransactionPart
 from txmq.binlog.position import Position
 from txmq.binlog.source import BinlogSource, SourceOptions
 from txmq.testing.processes.mariadb import MariaDB

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import txmq
-from txmq.binlog.changes import (
+from txmq.binlog.decoded_changes import (
     Column,
     ColumnKind,
     Ddl,

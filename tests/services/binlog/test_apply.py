@@ -326,7 +326,7 @@ def test_values_that_go_round_far_apart_are_applied(replica: Replica, monkeypatc
     """Found: one partition had its value again long before the other one had read that it gave it up."""
     monkeypatch.setattr("txmq.binlog.apply.partition_queues.QUEUE_MAX", 20)
     monkeypatch.setattr("txmq.binlog.apply.applier_session.POLL_MAX", 20)
-    monkeypatch.setattr("txmq.binlog.publish.gathering.EPOCH_ROWS_MAX", 5)
+    monkeypatch.setattr("txmq.binlog.publish.change_messages.EPOCH_ROWS_MAX", 5)
     one, two, _ = ids_of_partitions(3)
     with replica.reader():
         replica.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT UNIQUE, n INT)")

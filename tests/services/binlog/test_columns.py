@@ -8,7 +8,7 @@ import pytest
 
 from tests.services.binlog.reading import Reading
 from tools.crash.binlog.columns import COLUMNS, MOMENT, NUMBER, SESSION, STAMP, can_declare
-from txmq.binlog.changes import ABSENT, ColumnKind
+from txmq.binlog.decoded_changes import ABSENT, ColumnKind
 from txmq.binlog.errors import ColumnError
 from txmq.testing.processes.database_programs import Ability
 

@@ -12,8 +12,8 @@ import pytest
 
 from tools.simulated.clock import SimClock
 from txmq.binlog.apply.compare import Comparer, RowDifference, TableComparison
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import ApplySettings, BinlogSettings, SourceSettings
+from txmq.binlog.decoded_changes import TableName
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.fork_server import ForkServer

@@ -13,8 +13,8 @@ import pytest
 
 import txmq
 from tests.services.binlog.scripted import TABLES, part
-from txmq.binlog.changes import RowChange, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.decoded_changes import RowChange, XaPrepare
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import ordered_publisher, ownership

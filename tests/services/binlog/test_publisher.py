@@ -11,8 +11,8 @@ import pytest
 
 import txmq
 from tests.services.binlog.scripted import TABLES, Script, ScriptedSource, part
-from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.decoded_changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import batching, position_log

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from tests.services.binlog.reading import Reading
-from txmq.binlog.changes import Row, TableName, TableSchema
 from txmq.binlog.config import SnapshotSettings
+from txmq.binlog.decoded_changes import Row, TableName, TableSchema
 from txmq.binlog.position import Position
 from txmq.binlog.publish.unread import SnapshotState
 from txmq.binlog.snapshot.snapshot import Snapshot

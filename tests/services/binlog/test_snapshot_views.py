@@ -9,8 +9,8 @@ import pytest
 
 from tests.services.binlog.reading import Reading
 from tools.crash.binlog.columns import COLUMNS, SESSION
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import SnapshotSettings
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.publish.unread import TableProgress
 from txmq.binlog.snapshot.consistent_read import View

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.reading import Reading
-from txmq.binlog.changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.decoded_changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.position import Position
 from txmq.testing.eventually import eventually

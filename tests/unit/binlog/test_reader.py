@@ -10,7 +10,7 @@ from tests.services.binlog.scripted import DOMAIN, SERVER, TABLES, Script, Scrip
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import AnyClass
 from txmq.binlog import reader
-from txmq.binlog.changes import RowChange, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.decoded_changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
 from txmq.binlog.reader import BinlogReader
 from txmq.xid import Xid, xid_sql

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.source_settings import SYSTEM_DATABASES, captures
 
 

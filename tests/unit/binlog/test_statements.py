@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.binlog.changes import DdlKind, TableName, XaEnd
+from txmq.binlog.decoded_changes import DdlKind, TableName, XaEnd
 from txmq.binlog.statements import What, recognise, shadowed
 from txmq.xid import Xid
 

@@ -45,9 +45,9 @@ from tools.crash.binlog.tables import ALL_KEYS, BY_NAME, DATABASE, LIKE, MOVED, 
 from tools.crash.doors import OPEN, Doors
 from tools.crash.faults import Fault
 from tools.crash.processes import CampaignError, pause
-from txmq.binlog.change_event_json import read_event
 from txmq.binlog.config import read_settings
 from txmq.binlog.errors import BinlogError
+from txmq.binlog.event_json import read_event
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.status import newest_published

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from tools.crash.binlog.decoded import Decoded, DecodedChange, Image
 from tools.crash.binlog.tables import TABLE_NAME, key_width
 from tools.crash.binlog.values import canonical, differing, plain
-from txmq.binlog.change_event_json import ChangeEvent
+from txmq.binlog.event_json import ChangeEvent
 
 Key = tuple[str, ...]  # the table, and the canonical values of its key
 Place = tuple[str, int]  # topic and partition

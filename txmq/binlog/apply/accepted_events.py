@@ -23,10 +23,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from txmq.binlog.change_event_json import DDL, STATEMENT_FIELDS, TRUNCATE, ChangeEvent, read_statement, statement_code
-from txmq.binlog.changes import Ddl, DdlKind, TableName
 from txmq.binlog.config import BinlogSettings, topic_of
+from txmq.binlog.decoded_changes import Ddl, DdlKind, TableName
 from txmq.binlog.errors import BinlogError, TargetError
+from txmq.binlog.event_json import DDL, STATEMENT_FIELDS, TRUNCATE, ChangeEvent, read_statement, statement_code
 from txmq.binlog.statements import What, oddity, recognise
 
 _WITH_KEY: Final = "(with statement_key, what the source has run is run)"

@@ -14,10 +14,10 @@ from txmq.binlog.apply.offsets import TargetOffsets
 from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues, is_statement
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import AppliedError, DuplicateError, Target, Written
-from txmq.binlog.change_event_json import ChangeEvent, read_event
-from txmq.binlog.changes import Op, TableName
 from txmq.binlog.config import BinlogSettings
+from txmq.binlog.decoded_changes import Op, TableName
 from txmq.binlog.errors import ConflictError, TargetAwayError, TargetError
+from txmq.binlog.event_json import ChangeEvent, read_event
 from txmq.binlog.publish.position_log import newest_position
 from txmq.client import Client, Consumer, ConsumerOptions, DatabaseOffsetStore, OffsetPosition
 from txmq.errors import ClosedError, PartialResultError, TxmqError, UnknownTopicError

@@ -20,8 +20,8 @@ from typing import Any
 from txmq.binlog.apply.row_sums import Chunk, Key, RowSums
 from txmq.binlog.apply.tables import TargetTable, TargetTables, read_table
 from txmq.binlog.apply.target import STRICT, TARGET, as_binlog_error, connector, open_session
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import BinlogSettings
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetError
 from txmq.runtime.ports import Clock
 from txmq.xa.database.dbapi import run

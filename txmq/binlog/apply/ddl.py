@@ -25,9 +25,9 @@ from txmq.binlog.apply.accepted_events import Accepted
 from txmq.binlog.apply.source_session import OtherSessionError, enter_session
 from txmq.binlog.apply.tables import TargetTables
 from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
-from txmq.binlog.change_event_json import ChangeEvent, read_statement
-from txmq.binlog.changes import Ddl, DdlKind, TableName
+from txmq.binlog.decoded_changes import Ddl, DdlKind, TableName
 from txmq.binlog.errors import TargetAwayError, TargetError
+from txmq.binlog.event_json import ChangeEvent, read_statement
 from txmq.client import DatabaseOffsetStore, OffsetPosition
 from txmq.errors import StorageError
 from txmq.runtime.crashpoints import crash_point

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from txmq.binlog.apply.tables import Row, TargetColumn, TargetTable, json_as_text, quoted
-from txmq.binlog.changes import Op
+from txmq.binlog.decoded_changes import Op
 
 STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
 Item = TypeVar("Item")

@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from txmq.binlog.change_event_json import DDL, EPOCH_HEADER, OP_HEADER, TRUNCATE
 from txmq.binlog.errors import TargetError
+from txmq.binlog.event_json import DDL, EPOCH_HEADER, OP_HEADER, TRUNCATE
 from txmq.errors import FencedError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.ports import Clock

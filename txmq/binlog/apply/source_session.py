@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from txmq.binlog.changes import SYSTEM_CLOCK, SessionValue
+from txmq.binlog.decoded_changes import SYSTEM_CLOCK, SessionValue
 from txmq.xa.database.dbapi import run
 
 _UNTOLD: Final[dict[str, SessionValue]] = {

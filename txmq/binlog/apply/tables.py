@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetError
 from txmq.xa.database.dbapi import Connection, run
 
@@ -28,7 +28,7 @@ _OPAQUE = frozenset(
     }
 )  # fmt: skip
 _MEMBER = re.compile("'((?:[^']|'')*)'")  # of an ENUM
-Row = Mapping[str, Any]  # values by column, as ``change_event_json.read_event`` has them
+Row = Mapping[str, Any]  # values by column, as ``event_json.read_event`` has them
 
 
 @dataclass(frozen=True, slots=True)

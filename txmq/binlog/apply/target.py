@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.apply.tables import TargetTables
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import ApplySettings, SourceSettings
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetAwayError, TargetError
 from txmq.client import DatabaseOffsetStore, OffsetPosition
 from txmq.errors import FencedError, TransactionStateError, TxmqError

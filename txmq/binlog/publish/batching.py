@@ -1,9 +1,9 @@
 """What both publishers have: parts into batches, by the reader's thread, and batches out, by a second one.
 
-Theory of operation. The reader's thread makes steps of the parts (``gathering``) and adds them to a batch. A second
-thread takes the batch, commits it, and takes the next one, which has been gathered meanwhile. So a batch is as large as
-a commit takes long: small and soon with few changes, large with many. While a commit has to wait, both threads wait:
-the reader when the batch is full.
+Theory of operation. The reader's thread makes steps of the parts (``change_messages``) and adds them to a batch. A
+second thread takes the batch, commits it, and takes the next one, which has been gathered meanwhile. So a batch is as
+large as a commit takes long: small and soon with few changes, large with many. While a commit has to wait, both threads
+wait: the reader when the batch is full.
 
 The messages of a batch are numbered by *epochs*, some hundred changes of the binlog's order each, in the header
 ``txmq.epoch``. A partition has them in order, and a transaction's messages appear all at once. So a reader that has
@@ -22,12 +22,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from txmq.binlog.change_event_json import EventEncoder
-from txmq.binlog.changes import Row, TableSchema, TransactionPart
 from txmq.binlog.config import BinlogSettings
+from txmq.binlog.decoded_changes import Row, TableSchema, TransactionPart
+from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
 from txmq.binlog.publish.broker_away import BrokerWait
-from txmq.binlog.publish.gathering import Batch, Gathering, Parked, Step
+from txmq.binlog.publish.change_messages import Batch, Gathering, Parked, Step
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.selectors import placing_of
 from txmq.binlog.publish.topics import Topics

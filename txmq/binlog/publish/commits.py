@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from txmq.binlog.config import PublishSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.broker_away import PAUSE_S, BrokerWait
-from txmq.binlog.publish.gathering import Outgoing
+from txmq.binlog.publish.change_messages import Outgoing
 from txmq.binlog.publish.position_log import PositionLog
 from txmq.binlog.publish.published import Published
 from txmq.client import Client

@@ -26,7 +26,7 @@ from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.batching import CLOSE_S, BatchingPublisher
-from txmq.binlog.publish.gathering import Batch, Outgoing, Parked, parked_key
+from txmq.binlog.publish.change_messages import Batch, Outgoing, Parked, parked_key
 from txmq.binlog.publish.ownership import PUBLISHED, Ownership, SentEpochs
 from txmq.binlog.publish.parked_xa_changes import ParkedNotes, note_name
 from txmq.binlog.publish.published import Published, read_published

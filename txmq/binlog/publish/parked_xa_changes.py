@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from txmq.binlog.errors import BinlogError
-from txmq.binlog.publish.gathering import KEY_HEADER, PARTITION_HEADER, TOPIC_HEADER, Outgoing, parked_key
+from txmq.binlog.publish.change_messages import KEY_HEADER, PARTITION_HEADER, TOPIC_HEADER, Outgoing, parked_key
 from txmq.binlog.publish.published import ParkedRows
 from txmq.client import Client
 from txmq.log import records

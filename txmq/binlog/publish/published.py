@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.unread import SnapshotState

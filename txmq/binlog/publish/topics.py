@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import PublishSettings, escaped, topic_of, topics_named
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.selectors import GTID_HEADER, TABLE_HEADER, RowSelector, selector_of
 from txmq.client.partitioner import checked

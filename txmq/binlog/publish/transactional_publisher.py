@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.publish.batching import BatchingPublisher
+from txmq.binlog.publish.change_messages import Batch, Parked
 from txmq.binlog.publish.commits import PositionCommits
-from txmq.binlog.publish.gathering import Batch, Parked
 from txmq.binlog.publish.ownership import refuse_spooled
 from txmq.binlog.publish.parked_xa_changes import ParkedTopic
 from txmq.binlog.publish.position_log import PositionLog, newest_position

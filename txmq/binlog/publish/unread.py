@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txmq.binlog.changes import Ddl, Row, RowChange, TableName, Value
+from txmq.binlog.decoded_changes import Ddl, Row, RowChange, TableName, Value
 
 Key = tuple[Value, ...]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any, Final
 
-from txmq.binlog.changes import Row, TableName, Value
+from txmq.binlog.decoded_changes import Row, TableName, Value
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import Position
 from txmq.binlog.snapshot.tables import SnapshotTable, describe

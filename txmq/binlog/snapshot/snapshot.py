@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from txmq.binlog.changes import Row, TableName, TableSchema
 from txmq.binlog.config import SnapshotSettings
+from txmq.binlog.decoded_changes import Row, TableName, TableSchema
 from txmq.binlog.errors import BinlogError, SourceAwayError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from txmq.binlog.changes import Column, ColumnKind, Row, TableName, TableSchema, Value
+from txmq.binlog.decoded_changes import Column, ColumnKind, Row, TableName, TableSchema, Value
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.charsets import Charset, is_converted_exactly
 

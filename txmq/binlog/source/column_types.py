@@ -23,7 +23,7 @@ from uuid import UUID
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import ColumnKind, Value
+from txmq.binlog.decoded_changes import ColumnKind, Value
 from txmq.binlog.source.decimals import decimal_reader
 from txmq.binlog.source.events import EVENT_BYTES_MAX
 from txmq.binlog.source.json_binary import json_text

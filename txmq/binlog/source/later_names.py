@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from txmq.binlog.changes import DdlKind, TableName
+from txmq.binlog.decoded_changes import DdlKind, TableName
 from txmq.binlog.statements import What, recognise, renamed_columns
 
 

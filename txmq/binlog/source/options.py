@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from txmq.addresses import TlsFiles
-from txmq.binlog.changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
+from txmq.binlog.decoded_changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
 from txmq.xa.database.mysql_driver import tls_arguments
 
 SERVER_ID_MAX = (1 << 32) - 1

@@ -17,7 +17,7 @@ from typing import Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import ABSENT, Column, ColumnKind, Row, RowChange, TableName, TableSchema, Value
+from txmq.binlog.decoded_changes import ABSENT, Column, ColumnKind, Row, RowChange, TableName, TableSchema, Value
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
 from txmq.binlog.source.events import UNREADABLE, RowOp, uncompressed

@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Any, Final
 from urllib.parse import quote
 
-from txmq.binlog.changes import SYSTEM_CLOCK, Ddl, Origin, TableName
+from txmq.binlog.decoded_changes import SYSTEM_CLOCK, Ddl, Origin, TableName
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
 from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position
 from txmq.binlog.source.charsets import Charset, charset

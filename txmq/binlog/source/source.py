@@ -5,7 +5,7 @@ It never connects again by itself: after ``SourceAwayError`` the caller opens it
 
 from __future__ import annotations
 
-from txmq.binlog.changes import TransactionPart
+from txmq.binlog.decoded_changes import TransactionPart
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import MariadbGtids, Position
 from txmq.binlog.source.connection import DumpConnection

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from txmq.binlog.changes import TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.decoded_changes import TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import GtidSet, Position
 from txmq.xid import xid_sql
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from typing import Final
 
-from txmq.binlog.changes import SessionValue
+from txmq.binlog.decoded_changes import SessionValue
 from txmq.binlog.position import Flavor
 
 _FLAGS, _SQL_MODE, _AUTO_INCREMENT, _CHARSET, _TIME_ZONE, _LC_TIME_NAMES, _CHARSET_DATABASE = 0, 1, 3, 4, 5, 7, 8

@@ -16,7 +16,7 @@ from typing import Final
 
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import Flavor
 from txmq.binlog.source.charsets import Charset

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from pymysqlreplication.constants import BINLOG
 
-from txmq.binlog.changes import (
+from txmq.binlog.decoded_changes import (
     Ddl,
     DdlKind,
     Origin,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError, UnauthenticatedError
 from txmq.protocol import commands
 from txmq.protocol.answers import AnswerReader

@@ -39,8 +39,8 @@ from txmq.broker.commit.prepared_payloads import PayloadFiles
 from txmq.broker.commit.redo_records import Redo
 from txmq.broker.commit.redo_segments import RedoSegments
 from txmq.broker.commit.removals import Removals
+from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.state.frozen_state import FrozenState
-from txmq.broker.state.identity import BrokerIdentity
 from txmq.broker.state.state import State, new_state
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings

@@ -10,8 +10,8 @@ from txmq.cli.binlog.options import settings_of
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.binlog.changes import TableName
     from txmq.binlog.config import BinlogSettings
+    from txmq.binlog.decoded_changes import TableName
 
 SCHEME = "binlog:"
 _UNUSED = (
@@ -42,7 +42,7 @@ def table_of(request: Request) -> TableName | None:
     Raises:
         ConfigError: it is not named with its database.
     """
-    from txmq.binlog.changes import TableName
+    from txmq.binlog.decoded_changes import TableName
 
     if request.table is None:
         return None

@@ -124,7 +124,7 @@ class AuditCommand:
             return self._tell(job.run())
 
     def _tell(self, result: AuditResult) -> int:
-        from txmq.spark.audit.result_files import PAGE, save
+        from txmq.spark.audit.output import PAGE, save
         from txmq.spark.audit.summary import summary_of
 
         summary = save(result, summary_of(result, self._facts()), self.request.directory)

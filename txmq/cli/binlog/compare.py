@@ -32,7 +32,7 @@ def compare(
       txmq binlog compare --config binlog.toml --table shop.orders --json
     """
     from txmq.binlog.apply.compare import Comparer
-    from txmq.binlog.changes import TableName
+    from txmq.binlog.decoded_changes import TableName
     from txmq.binlog.source_settings import captures
     from txmq.errors import ConfigError
     from txmq.runtime.os_clock import OSClock

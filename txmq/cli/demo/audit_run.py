@@ -124,7 +124,7 @@ class Play:
         self.say(f"it took {_count(database)} orders")
 
     def _audit(self, spark: Any, client: txmq.Client, address: str, database: Path, name: str) -> AuditResult:
-        from txmq.spark.audit.result_files import save
+        from txmq.spark.audit.output import save
         from txmq.spark.audit.rows import open_rows
         from txmq.spark.audit.spec import AuditSpec, RowTime, parse_terms
         from txmq.spark.audit.summary import summary_of, verdict
@@ -164,7 +164,7 @@ class Play:
         ]
 
     def _report(self, before: AuditResult, after: AuditResult, faults: list[Fault]) -> Report:
-        from txmq.spark.audit.result_files import PAGE
+        from txmq.spark.audit.output import PAGE
 
         found = {(row["kind"], row["identity"]) for row in after.findings.select("kind", "identity").collect()}
         checked = [Fault(f.done, f.kind, f.identity, (f.kind, f.identity) in found) for f in faults]

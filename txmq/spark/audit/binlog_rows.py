@@ -22,10 +22,10 @@ from zlib import crc32
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from txmq.binlog.change_event_json import OP_HEADER, EventEncoder
-from txmq.binlog.changes import TableName, TransactionPart, XaEnd
 from txmq.binlog.config import BinlogSettings, PublishSettings, SourceSettings, topic_of
+from txmq.binlog.decoded_changes import TableName, TransactionPart, XaEnd
 from txmq.binlog.errors import BinlogError, SourceAwayError
+from txmq.binlog.event_json import OP_HEADER, EventEncoder
 from txmq.binlog.position import Position, parse_gtids
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source_settings import source_options

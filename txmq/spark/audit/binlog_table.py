@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.source import BinlogSource

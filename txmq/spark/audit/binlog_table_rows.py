@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from txmq.binlog.change_event_json import EventEncoder
-from txmq.binlog.changes import Row, TableName
+from txmq.binlog.decoded_changes import Row, TableName
+from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.snapshot.consistent_read import View
 from txmq.binlog.snapshot.tables import SnapshotTable
 from txmq.binlog.source.server import Server

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from txmq.binlog.apply.accepted_events import Accepted
-from txmq.binlog.change_event_json import ChangeEvent, EventEncoder, read_event
-from txmq.binlog.changes import Ddl, DdlKind, Origin, TableName, TransactionPart
 from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.decoded_changes import Ddl, DdlKind, Origin, TableName, TransactionPart
 from txmq.binlog.errors import TargetError
+from txmq.binlog.event_json import ChangeEvent, EventEncoder, read_event
 from txmq.binlog.position import MariadbGtids
 from txmq.binlog.statements import recognise
 from txmq.errors import ConfigError

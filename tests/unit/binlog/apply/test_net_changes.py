@@ -8,7 +8,7 @@ import pytest
 
 from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.apply.tables import TargetColumn, TargetTable
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetError
 
 ID, NAME = TargetColumn("id", "int", "int(11)"), TargetColumn("name", "varchar", "varchar(9)", is_text=True)

@@ -21,8 +21,8 @@ from tests.services.binlog.scripted import (
     require_published,
     topic_name,
 )
-from txmq.binlog.changes import RowChange, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings
+from txmq.binlog.decoded_changes import RowChange, XaEnd, XaPrepare
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import ownership

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.binlog.changes import TableName
 from txmq.binlog.config import PublishSettings, topic_of
+from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.publish.selectors import selector_of
 from txmq.binlog.publish.topics import Topics

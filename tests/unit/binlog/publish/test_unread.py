@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.scripted import TABLES
-from txmq.binlog.changes import Ddl, Row, RowChange, TableName
+from txmq.binlog.decoded_changes import Ddl, Row, RowChange, TableName
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.publish.unread import Key, SnapshotState, TableProgress, Unread

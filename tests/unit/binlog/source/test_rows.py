@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pymysqlreplication.constants import FIELD_TYPE
 
-from txmq.binlog.changes import ABSENT, RowChange, TableName
+from txmq.binlog.decoded_changes import ABSENT, RowChange, TableName
 from txmq.binlog.errors import ColumnError
 from txmq.binlog.source.rows import AbsentColumnsError, TableDecoder, TableDescription
 from txmq.binlog.source.table_map import MapColumn, TableMap

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.binlog.changes import Ddl, DdlKind, Origin
+from txmq.binlog.decoded_changes import Ddl, DdlKind, Origin
 from txmq.binlog.errors import SourceError
 from txmq.binlog.position import Flavor, Position
 from txmq.binlog.source.options import SourceOptions

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.services.binlog.scripted import DOMAIN, SERVER, part
-from txmq.binlog.changes import TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.decoded_changes import TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
 from txmq.binlog.source.start_position import UnpreparedSearch
 from txmq.xid import Xid, xid_sql

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.binlog.source.recorded import EVENTS, START
 from tests.unit.binlog.source.wire import read
-from txmq.binlog.changes import DdlKind, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.decoded_changes import DdlKind, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import BinlogError, SourceError
 from txmq.binlog.position import Position
 from txmq.xid import Xid

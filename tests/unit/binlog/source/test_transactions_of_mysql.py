@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.unit.binlog.source import wire
-from txmq.binlog.changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
+from txmq.binlog.decoded_changes import DdlKind, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.position import Position
 from txmq.binlog.source import transactions

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from txmq.binlog.changes import Ddl, Origin, TableName, TransactionPart
+from txmq.binlog.decoded_changes import Ddl, Origin, TableName, TransactionPart
 from txmq.binlog.position import Position
 from txmq.binlog.source.charsets import Charset
 from txmq.binlog.source.options import SourceOptions

@@ -10,7 +10,7 @@ import pytest
 from tools.simulated.clock import SimRandom
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.interbroker_conversation import SILENCE_S_MAX, BranchAnswer, InterbrokerConversation
-from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError
 from txmq.protocol.answers import result
 

@@ -11,7 +11,7 @@ from txmq.broker import core as core_module
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.core import Core
-from txmq.broker.state.identity import BrokerIdentity
+from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.state.state import new_state
 from txmq.config import BrokerSettings
 from txmq.log.batch import checksum, walk

@@ -10,8 +10,8 @@ import pytest
 
 from tools.crash.binlog.checker import Checker, Place
 from tools.crash.binlog.decoded import Decoded, DecodedChange, Image
-from txmq.binlog.change_event_json import ChangeEvent
-from txmq.binlog.changes import TableName
+from txmq.binlog.decoded_changes import TableName
+from txmq.binlog.event_json import ChangeEvent
 
 PREFIX = "b1.shop."
 TABLE = "tab_int"

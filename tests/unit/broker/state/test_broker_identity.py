@@ -1,4 +1,4 @@
-"""``identity``: new ids of topics and sessions come from the broker's own state, or from a source outside."""
+"""``broker_identity``: new ids of topics and sessions come from the broker's own state, or from a source outside."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a binlog says, as values: tables, row changes, statements, and the parts in which transactions are handed out.
 
 A value of a row is the text or number that its JSON form shows, so that nothing is lost on the way (``Column``):
-None, int, float, str, or bytes for binary columns. Only ``change_event_json.py`` turns it into JSON. A generated
+None, int, float, str, or bytes for binary columns. Only ``event_json.py`` turns it into JSON. A generated
 column's value may be ``ABSENT``: MariaDB 11.8 leaves it out of the rows of an UPDATE or DELETE.
 
 A transaction comes in one part, or in several in order if it is large: ``first`` and ``last`` say which, ``number`` is

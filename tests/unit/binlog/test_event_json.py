@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.binlog.change_event_json import BEGIN, END, EventEncoder, EventMessage, read_event, read_statement
-from txmq.binlog.changes import (
+from txmq.binlog.decoded_changes import (
     ABSENT,
     Column,
     ColumnKind,
@@ -26,6 +25,7 @@ from txmq.binlog.changes import (
     TransactionPart,
     Value,
 )
+from txmq.binlog.event_json import BEGIN, END, EventEncoder, EventMessage, read_event, read_statement
 from txmq.binlog.position import MariadbGtids, Position
 
 ITEMS = TableSchema(

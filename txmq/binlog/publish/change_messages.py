@@ -23,17 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from txmq.binlog.change_event_json import (
-    BEGIN,
-    END,
-    EPOCH_HEADER,
-    OP_HEADER,
-    REKEY_HEADER,
-    EventEncoder,
-    EventMessage,
-    read_event,
-)
-from txmq.binlog.changes import (
+from txmq.binlog.config import BinlogSettings
+from txmq.binlog.decoded_changes import (
     Ddl,
     DdlKind,
     Op,
@@ -45,8 +36,17 @@ from txmq.binlog.changes import (
     XaEnd,
     XaPrepare,
 )
-from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError, SourceError
+from txmq.binlog.event_json import (
+    BEGIN,
+    END,
+    EPOCH_HEADER,
+    OP_HEADER,
+    REKEY_HEADER,
+    EventEncoder,
+    EventMessage,
+    read_event,
+)
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import OpenTransaction, ParkedRows, Published
 from txmq.binlog.publish.topics import Topics

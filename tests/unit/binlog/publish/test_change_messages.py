@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.services.binlog.scripted import PART_ROWS, TABLES, part, parts_of
-from txmq.binlog.change_event_json import EventEncoder
-from txmq.binlog.changes import Ddl, DdlKind, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.config import BinlogSettings, PublishSettings, SnapshotSettings
+from txmq.binlog.decoded_changes import Ddl, DdlKind, RowChange, TableName, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import BinlogError, SourceError
+from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
-from txmq.binlog.publish import gathering
-from txmq.binlog.publish.gathering import Batch, Gathering, Outgoing, Step
+from txmq.binlog.publish import change_messages
+from txmq.binlog.publish.change_messages import Batch, Gathering, Outgoing, Step
 from txmq.binlog.publish.parked_xa_changes import opened
 from txmq.binlog.publish.published import ParkedRows, Published, read_published
 from txmq.binlog.publish.topics import Topics
@@ -43,8 +43,8 @@ class Log:
         self.messages: list[Outgoing] = []
 
     def read(self, xid: str, rows: ParkedRows) -> Iterator[Outgoing]:
-        """See ``gathering.Parked``."""
-        key = gathering.parked_key(xid, rows.gtid)
+        """See ``change_messages.Parked``."""
+        key = change_messages.parked_key(xid, rows.gtid)
         parked = [one for one in self.messages if one[0] == "s.parked"][rows.offset :]
         for topic, partition, own, value, headers, now_ms in parked:
             if own == key:
@@ -297,7 +297,7 @@ def test_rows_prepared_before_a_snapshot_are_in_its_first_view() -> None:
 
 
 def test_parked_rows_beyond_the_memory_limit_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_FRESH_BYTES_MAX", 1)
+    monkeypatch.setattr(change_messages, "_FRESH_BYTES_MAX", 1)
     log, gathers = Log(), made(Log())
     gathers = made(log)
     taken(gathers, log, *parts_of(1, inserts(3), XaPrepare(XID)), part(2, xa=XaEnd(XID, committed=True)))
@@ -305,7 +305,7 @@ def test_parked_rows_beyond_the_memory_limit_are_read_back(monkeypatch: pytest.M
 
 
 def test_an_event_too_large_for_a_request_names_its_table() -> None:
-    change = RowChange("c", ORDERS, None, (1, "v" * gathering.MESSAGE_SIZE_BYTES_MAX))
+    change = RowChange("c", ORDERS, None, (1, "v" * change_messages.MESSAGE_SIZE_BYTES_MAX))
     with pytest.raises(BinlogError, match=r"shop\.orders: a change of transaction 0-1-1 is an event of"):
         taken(made(Log()), Log(), part(1, [change]))
 
@@ -345,7 +345,7 @@ def epochs_of(messages: list[Outgoing]) -> list[int]:
 
 
 def test_epochs_are_numbered_on_from_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "EPOCH_ROWS_MAX", 2)
+    monkeypatch.setattr(change_messages, "EPOCH_ROWS_MAX", 2)
     log = Log()
     batch = Batch(0.0)
     for step in taken(made(log), log, part(1, inserts(5))):
@@ -354,13 +354,13 @@ def test_epochs_are_numbered_on_from_the_position(monkeypatch: pytest.MonkeyPatc
     assert (epochs_of(messages), last) == ([1000, 1000, 1001, 1001, 1002], 1002)  # a first one begins at the clock
     before = replace(Published("", Position("mariadb", "")), epoch=last)
     assert epochs_of(batch.numbered(before, 2000, "parked")[0])[0] == 1003
-    monkeypatch.setattr(gathering, "EPOCH_BYTES_MAX", 1)
+    monkeypatch.setattr(change_messages, "EPOCH_BYTES_MAX", 1)
     assert epochs_of(batch.numbered(before, 2000, "parked")[0]) == [1003, 1004, 1005, 1006, 1007]
     assert batch.numbered(before, 2000, messages[0][0])[0] == batch.messages  # what is parked has none
 
 
 def test_no_epoch_ends_within_a_change_of_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "EPOCH_ROWS_MAX", 1)
+    monkeypatch.setattr(change_messages, "EPOCH_ROWS_MAX", 1)
     log = Log()
     moved = [RowChange("u", ORDERS, (number, "v"), (number + 10, "v")) for number in range(2)]
     batch = Batch(0.0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import CorruptRecordError
-from txmq.log.index import ENTRY_DISTANCE_BYTES, End, IndexCache, SegmentIndex, extend
+from txmq.log.segment_index import ENTRY_DISTANCE_BYTES, End, IndexCache, SegmentIndex, extend
 
 from .support import TIME_MS, make_placed, with_fields
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from txmq.binlog.changes import Column, ColumnKind, Op, Origin, RowChange, TableName, TableSchema, TransactionPart
+from txmq.binlog.decoded_changes import (
+    Column,
+    ColumnKind,
+    Op,
+    Origin,
+    RowChange,
+    TableName,
+    TableSchema,
+    TransactionPart,
+)
 from txmq.binlog.position import MariadbGtids, Position
 
 ID = Column("id", ColumnKind.INTEGER, "int")
