@@ -128,10 +128,18 @@ def has_stopped(pid: int) -> bool:
 
 
 def run_in_threads(runs: Iterable[Callable[[], None]]) -> None:
-    """Run each in a thread of its own, and wait for their ends."""
+    """Run each in a thread of its own, and wait for their ends.
+
+    Signals are the main thread's: Linux hands one to any thread that does not block it and changes its mask just then,
+    as ``pause`` does, and Python would run the handler only when the main thread wakes.
+    """
     threads = [threading.Thread(target=run) for run in runs]
-    for thread in threads:
-        thread.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for thread in threads:
         thread.join()
 
