@@ -58,13 +58,17 @@ def test_connections_of_ended_threads_are_used_by_later_ones(orders: PooledOrder
         thread.start()
     for thread in threads:
         thread.join()
-    # The server may still be ending the session of the statement before.
-    eventually(lambda: len(orders.sessions()) == 6, "only the threads' own sessions are left")
-    left = orders.sessions()
+    left = list[Any]()
+
+    def are_only_the_threads_own() -> bool:  # the server may still be ending that of the question before
+        left[:] = orders.sessions()
+        return len(left) == 6
+
+    eventually(are_only_the_threads_own, "only the threads' own sessions are left")
     for number in range(7, 13):
         orders.order(number)
     assert len(orders.rows()) == 12
-    eventually(lambda: orders.sessions() == left, "later ones have used these")
+    eventually(lambda: orders.sessions() == left, lambda: f"{left} are all, now {orders.sessions()}")
 
 
 def test_idle_connections_are_bounded_and_closed_from_any_thread(
