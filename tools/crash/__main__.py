@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -37,6 +38,7 @@ _OF_ONE_SHAPE: Final[Mapping[str, type[Campaign]]] = {"xa": XACampaign, "aio": A
 def main() -> int:
     """Run, report, and keep the directory where something was found."""
     arguments = parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as by Ctrl-C, its processes end with it
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     for name, play in _OF_THEIR_OWN.items():
         if getattr(arguments, name):
