@@ -17,6 +17,9 @@ from tools.crash.binlog.columns import SESSION
 from tools.sync_settings import sync_settings
 
 LOCK_WAIT_S = 1
+# Else ALTER TABLE of MariaDB 11.8 copies without a lock and leaves out what an XA transaction has changed whose owner
+# has gone and which another session commits meanwhile: the source contradicts its own binlog.
+COPIES_LOCKED = "SET lock_wait_timeout = @@lock_wait_timeout /*M!110200 , old_mode = 'LOCK_ALTER_TABLE_COPY' */"
 PARTITIONS: Final = 3
 TRANSACTION_ROWS_MAX: Final = 60  # some transactions of the load are larger
 _MORE: Final = {
@@ -110,7 +113,8 @@ class BinlogCampaignDirectory:
         connection = MySQLdb.connect(**arguments | {"autocommit": True, "connect_timeout": 3})
         cursor = connection.cursor()
         for statement in (
-            *SESSION, f"SET innodb_lock_wait_timeout = {LOCK_WAIT_S}", f"SET lock_wait_timeout = {LOCK_WAIT_S}",
+            *SESSION, COPIES_LOCKED,
+            f"SET innodb_lock_wait_timeout = {LOCK_WAIT_S}", f"SET lock_wait_timeout = {LOCK_WAIT_S}",
         ):  # fmt: skip
             cursor.execute(statement)
         cursor.close()
