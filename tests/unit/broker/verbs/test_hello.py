@@ -1,4 +1,4 @@
-"""``hello`` and sessions: made, resumed, fenced, ended to make room."""
+"""Sessions of a broker that was restored from a copy; how many outcomes and fences are kept, and what that costs."""
 
 from __future__ import annotations
 
@@ -10,51 +10,11 @@ import pytest
 
 from tests.growth import growth
 from tools.images.node import Client, Node
-from tools.images.requests import UUID, batch, part
+from tools.images.requests import batch, part
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN, end
 
-from ..support import node, prepare, put, restarted, stated, values
-
-
-def test_hello_introduces_the_broker() -> None:
-    broker = node()
-    identity = broker.recovered.identity
-    told = json.loads(broker.connect().hello("new").body)
-    assert told == {
-        "cluster": f"{identity.cluster:016x}", "home": f"{identity.node:016x}", "broker": "small", "version": "0.1.0",
-        "protocol": 1, "session": "1", "epoch": 0, "secret": broker.state.sessions[1].secret,
-        "in_flight_max": 64, "request_size_bytes_max": 64 << 10,
-        "outcomes_kept": 1024, "compression": ["gzip", "lz4", "zstd"], "time_ms": broker.clock.now_ms(),
-        "database_fences": True,
-    }  # fmt: skip
-
-
-def test_hello_without_a_session_makes_none() -> None:
-    broker = node()
-    told = json.loads(broker.connect().ask("hello", 1, "tester").body)
-    assert (told["session"], told["epoch"]) == (None, 0)
-    assert not broker.state.sessions
-
-
-def test_another_protocol_is_refused() -> None:
-    assert node().connect().ask("hello", 2, "tester").error == "bad-request"
-
-
-@pytest.mark.parametrize("wish", ["1.0", "1.1", "ff.0"])
-def test_a_session_that_was_never_issued_is_not_resumed(wish: str) -> None:
-    answer = node().connect().hello(wish)
-    assert (answer.code, answer.error) == (410, "never-issued")
-
-
-def test_session_numbers_are_never_used_again() -> None:
-    broker = node()
-    assert [json.loads(broker.connect().hello().body)["session"] for _ in range(3)] == ["1", "2", "3"]
-    broker.checkpoint()
-    broker.connect().hello()
-    broker = restarted(broker)
-    broker.session()
-    assert broker.newest_session > 4
+from ..support import node, prepare, restarted
 
 
 def test_broker_restored_from_a_backup_issues_no_number_again() -> None:
@@ -100,134 +60,11 @@ def test_broker_restored_from_a_backup_knows_which_sessions_it_issued() -> None:
         restored = restarted(restored)
 
 
-def test_the_number_of_an_ended_session_is_not_used_again() -> None:
-    broker = node(sessions_max=1)
-    broker.session().disconnect()
-    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
-    broker.pump()
-    broker.session()
-    for _ in range(2):
-        broker.checkpoint()
-    assert sorted(restarted(broker).state.sessions) == [2]
-
-
-def test_a_resumed_session_takes_the_connection_of_the_older_one() -> None:
-    broker = node()
-    older = broker.session()
-    newer = broker.session("1.0")
-    assert older.client.closing
-    assert put(newer, producer=1).code == 200
-    older.disconnect()
-    assert put(newer, producer=1, sequence=1).code == 200
-    assert broker.state.sessions[1].bound == newer.client.number
-
-
-def test_request_on_the_older_connection_after_the_takeover_is_dropped() -> None:
-    """Neither a put, nor a part, nor a commit; the same put on the newer one is stored once."""
-    broker = node()
-    older = broker.session()
-    newer = broker.session("1.0")
-    late = part("a", 0, batch(b"late"))
-    sent = [
-        older.send("put", "a", 0, body=batch(b"1", producer=1)),
-        older.send("put", "a", 0, extensions={"tx": broker.txid(1, 1)}, body=batch(b"streamed")),
-        older.send("commit", broker.txid(1, 2), body=late),
-        older.send(
-            "prepare",
-            broker.txid(1, 3),
-            "last-resource",
-            extensions={"resource": "db", "uuid": UUID, "table": "t"},
-            body=late,
-        ),
-    ]
-    broker.pump()
-    assert not [older.received[opaque] for opaque in sent if opaque in older.received]
-    assert values(broker) == []
-    assert broker.state.transactions == {}
-    assert put(newer, b"1", producer=1).text == "0\n"
-    older.send("put", "a", 0, body=batch(b"1", producer=1))
-    older.disconnect()
-    broker.pump()
-    assert values(broker) == [b"1"]
-    assert newer.ask("commit", broker.txid(1, 2), body=late).code == 200
-
-
-def test_puts_sent_before_the_takeover_are_duplicates_on_the_newer() -> None:
-    """Taken in and not answered yet; the take-over comes in the same group commit."""
-    broker = node()
-    older, newer = broker.session(), broker.connect()
-    first = older.send("put", "a", 0, body=batch(b"1", producer=1))
-    hello = newer.send("hello", 1, "tester", extensions={"session": broker.wish("1.0")})
-    again = newer.send("put", "a", 0, body=batch(b"1", producer=1))
-    following = newer.send("put", "a", 0, body=batch(b"2", producer=1, sequence=1))
-    broker.pump()
-    assert newer.received[hello].code == 200
-    assert (newer.received[again].text, newer.received[following].text) == ("0\n", "1\n")
-    assert older.received[first].text == "0\n"
-    assert values(broker) == [b"1", b"2"]
-
-
-def test_a_stream_goes_on_over_the_connection_that_resumed() -> None:
-    broker = node()
-    older = broker.session()
-    txid = broker.txid(1, 1)
-    older.ask("put", "a", 0, extensions={"tx": txid}, body=batch(b"1"))
-    newer = broker.session("1.0")
-    older.disconnect()
-    broker.pump()
-    assert newer.ask("commit", txid, extensions=stated([batch(b"1")]), body=b"").code == 200
-
-
-# --- room ------------------------------------------------------------------------------------------------------------
-
-
 def _idle(broker: Node, *clients: Client) -> None:
     for client in clients:
         client.disconnect()
     broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
     broker.pump()
-
-
-def test_the_session_that_has_been_away_longest_makes_room() -> None:
-    broker = node(sessions_max=2)
-    first, second = broker.session(), broker.session()
-    first.disconnect()
-    _idle(broker, second)
-    broker.session()
-    assert sorted(broker.state.sessions) == [2, 3]
-    answer = broker.connect().hello("1.0")
-    assert (answer.code, answer.error) == (410, "fenced")
-    assert broker.connect().ask("outcome", broker.txid(1, 1), extensions={"fence": None}).error == "fenced"
-
-
-def test_what_an_ended_session_left_in_partitions_goes_with_it() -> None:
-    broker = node(sessions_max=1)
-    client = broker.session()
-    put(client, producer=1)
-    _idle(broker, client)
-    broker.session()
-    assert broker.partition("a").producers == {}
-
-
-def test_connected_busy_and_fresh_sessions_stay() -> None:
-    broker = node(sessions_max=2)
-    connected, busy = broker.session(), broker.session()
-    prepare(busy, broker.txid(2, 1), ("a", 0, batch()))
-    _idle(broker, busy)
-    refused = broker.connect().hello()
-    assert (refused.code, refused.error) == (429, "overloaded")
-    assert busy.node.connect().ask("rollback", broker.txid(2, 1)).code == 200
-    assert broker.connect().hello().code == 200
-    connected.disconnect()
-    assert broker.connect().hello().error == "overloaded"
-
-
-def test_a_restart_gives_everybody_time_to_come_back() -> None:
-    broker = node(sessions_max=1)
-    _idle(broker, broker.session())
-    broker = restarted(broker)
-    assert broker.connect().hello().error == "overloaded"
-    assert broker.connect().hello("1.0").code == 200
 
 
 def test_outcomes_beyond_the_limit_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
