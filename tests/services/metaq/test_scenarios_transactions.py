@@ -29,14 +29,14 @@ Transactions that overlap a checkpoint test_transactions_that_overlap_checkpoint
 Commit of a recovered transaction      test_a_recovered_transaction_is_committed_behind_what_was_put_meanwhile
   after new puts
 Retention before recovery              test_retention_before_a_recovery_takes_no_transaction_along
-Connection drop inside a transaction   tests/unit/broker/verbs/test_put_streamed.py::
-                                       test_stream_whose_owner_is_gone_is_rolled_back_for_good;
+Connection drop inside a transaction   tests/unit/broker/transcripts/put_streamed.txt::
+                                       stream_whose_owner_is_gone_is_rolled_back_for_good;
                                        tests/services/transaction/test_xa_resource.py::
                                        test_disconnect_rolls_back_the_unprepared_and_keeps_the_prepared
 Restart within the session timeout     tests/services/consumer/test_consumers.py::
                                        test_a_broker_that_is_killed_and_restarted_is_consumed_on;
-                                       tests/unit/broker/verbs/group/test_group_coordinator.py::
-                                       test_offsets_and_generations_survive_a_restart_and_members_go_on
+                                       tests/unit/broker/transcripts/group.txt::
+                                       offsets_and_generations_survive_a_restart_and_members_go_on
 Mixed sizes around the group limit     test_mixed_sizes_around_the_group_limit_stand_where_told
 Filter with alternating answers        tests/services/metaq/test_scenarios.py::
                                        test_filter_delivers_what_it_accepts_and_offset_passes_rest
@@ -135,6 +135,8 @@ def test_every_name_in_the_two_tables_is_a_test() -> None:
         for file, name in named:
             path = ROOT / file if file else Path(__file__).with_name(here)
             assert f"def {name}(" in path.read_text("utf-8"), f"{path}::{name}"
+        for file, title in re.findall(r"(tests/[a-z_/]+\.txt)::([a-z0-9_]+)", table):
+            assert f"\n## {title.replace('_', ' ')}\n" in (ROOT / file).read_text("utf-8"), f"{file}::{title}"
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch, part
 from tools.simulated.clock import START_MS
@@ -28,6 +30,7 @@ from txmq.log.batch import checksum
 from txmq.model import Message
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.grammar import VERBS
+from txmq.protocol.halves import DueHalf, split_halves
 
 from .group_support import pass_time
 from .support import node, restarted
@@ -109,17 +112,17 @@ def rewrite(path: Path, played: Scenario) -> None:
 
 def play(scenario: Scenario, *, after_checkpoint: bool = False) -> Scenario:
     """The scenario with the answers that came."""
-    stage = _Stage(after_checkpoint, scenario.file)
-    return Scenario(
-        scenario.title, [Step(step.text, stage.do(step.text), step.above) for step in scenario.steps], scenario.below
-    )
+    with pytest.MonkeyPatch.context() as limits:
+        stage = _Stage(after_checkpoint, scenario.file, limits)
+        steps = [Step(step.text, stage.do(step.text), step.above) for step in scenario.steps]
+    return Scenario(scenario.title, steps, scenario.below)
 
 
 class _Stage:
     """A broker and its connections by name; the last ones of a name are meant, the older ones still listen."""
 
-    def __init__(self, after_checkpoint: bool, file: list[Scenario]) -> None:
-        self._after_checkpoint, self._file = after_checkpoint, file
+    def __init__(self, after_checkpoint: bool, file: list[Scenario], limits: pytest.MonkeyPatch) -> None:
+        self._after_checkpoint, self._file, self._limits = after_checkpoint, file, limits
         self._settings: dict[str, object] = {}
         self._node: Node | None = None
         self._named: dict[str, Client] = {}
@@ -149,6 +152,10 @@ class _Stage:
     def _do_settings(self, *words: str) -> None:
         self._settings = {name: ast.literal_eval(value) for name, value in (word.split("=") for word in words)}
 
+    def _do_limit(self, *words: str) -> None:
+        for name, value in map(_pair, words):
+            self._limits.setattr(f"txmq.broker.{name}", int(value))
+
     def _do_connect(self, *names: str) -> None:
         for name in names:
             self._connect(name)
@@ -163,7 +170,7 @@ class _Stage:
             raise AssertionError(f"no session {which}: {answer.text}")
 
     def _do_afresh(self) -> None:
-        self.__init__(self._after_checkpoint, self._file)  # type: ignore[misc]
+        self.__init__(self._after_checkpoint, self._file, self._limits)  # type: ignore[misc]
 
     def _do_begin(self, *title: str) -> None:
         (begun,) = (one for one in self._file if one.title == " ".join(title))
@@ -203,6 +210,9 @@ class _Stage:
 
     def _do_force(self) -> None:
         self.node.force()
+
+    def _do_retire(self) -> None:
+        self.node.retire()
 
     def _do_restart(self, *either_way: str) -> None:
         if either_way and self._after_checkpoint:
@@ -338,6 +348,9 @@ class _Stage:
         asked, shown = self._asked[client, opaque]
         if answer.code == 200 and re.search(r"(^|: )get ", asked):
             return f"value {self._values(answer.body)}".rstrip()
+        if answer.code == 200 and re.search(r"(^|: )checks ", asked):
+            halves = [self._half(half) for half in split_halves(answer.body)]
+            return self._named_text(" ".join(["200", *halves]))
         text = answer.text.rstrip("\n")
         if shown and answer.code == 200:
             text = _chosen(text, shown)
@@ -347,15 +360,21 @@ class _Stage:
         partition = self.node.partition(topic, int(number))
         return " ".join(self._message(message) for message in self.node.messages(partition))
 
-    def _values(self, batches: bytes) -> str:
+    def _values(self, batches: bytes | bytearray) -> str:
         found = []
         for raw in records.decode_raw(batches, "-", 0):
             found.append(f"@{raw.base_offset}")
             found += [self._message(message) for message in records.decode_batch(raw, "-", 0)]
         return " ".join(found)
 
+    def _half(self, half: DueHalf) -> str:
+        parts = [f"{{{topic}/{number}: {self._values(content)}}}" for topic, number, content in half.parts]
+        return " ".join([half.txid, f"attempt {half.attempt} age {half.age_ms}", *parts])
+
     def _message(self, message: Message) -> str:
         value = (message.value or b"").decode("latin-1")
+        if value.strip("\0") == "" and value:
+            value = f"*{len(value)}"
         notes = [] if message.key == b"k" else [f"key={message.key.decode()}" if message.key is not None else "no key"]
         if message.timestamp_ms != START_MS:
             notes.append(f"time={self._time_name(message.timestamp_ms)}")

@@ -14,7 +14,7 @@ from tools.images.requests import batch, part
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN, end
 
-from ..support import node, prepare, restarted
+from ..support import node, restarted
 
 
 def test_broker_restored_from_a_backup_issues_no_number_again() -> None:
@@ -67,20 +67,6 @@ def _idle(broker: Node, *clients: Client) -> None:
     broker.pump()
 
 
-def test_outcomes_beyond_the_limit_without_a_floor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.UNFINISHED_OUTCOMES_MAX", 3)
-    broker = node(outcomes_kept=2)
-    client = broker.session()
-    codes = [
-        client.ask("commit", broker.txid(1, n), body=part("a", 0, batch(b"%d" % n))).code for n in range(1, 7)
-    ]  # fmt: skip
-    assert codes == [200, 200, 200, 200, 429, 429]
-    body = part("a", 0, batch(b"5"))
-    assert client.ask("commit", broker.txid(1, 5), extensions={"floor": 1}, body=body).code == 200
-    assert client.ask("commit", broker.txid(1, 6), extensions={"floor": 4}, body=body).code == 200
-    assert len(broker.state.sessions[1].outcomes) == 2
-
-
 def test_outcomes_of_all_sessions_without_floor_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txmq.broker.verbs.transaction_checks.OUTCOMES_OVER_MAX", 3)
     broker = node(outcomes_kept=2)
@@ -107,36 +93,6 @@ def test_outcomes_of_all_sessions_without_floor_are_bounded(monkeypatch: pytest.
     assert commits(second, range(4, 5)) == [200]
     broker.checkpoint()
     assert restarted(broker).state.outcomes_over == broker.state.outcomes_over == 2
-
-
-def test_fences_for_unused_ids_are_bounded_and_rollbacks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.UNFINISHED_OUTCOMES_MAX", 1)
-    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.FENCES_BESIDE_MAX", 1)
-    broker = node(outcomes_kept=2)
-    owner, other = broker.session(), broker.connect()
-    prepare(owner, broker.txid(1, 1), ("a", 0, batch()))
-    owner.ask("put", "a", 0, extensions={"tx": broker.txid(1, 2)}, body=batch())
-    fences = [other.ask("outcome", broker.txid(1, n), extensions={"fence": None}).code for n in range(11, 17)]
-    assert fences == [200, 200, 200, 200, 429, 429]
-    assert other.ask("rollback", broker.txid(1, 17)).error == "session-full"
-    assert len(broker.state.sessions[1].outcomes) == 4
-    assert other.ask("rollback", broker.txid(1, 1)).code == 200
-    assert other.ask("outcome", broker.txid(1, 2), extensions={"fence": None}).text == "rolled-back\n"
-    assert owner.ask("rollback", broker.txid(1, 18), extensions={"floor": 16}).code == 200
-
-
-def test_session_that_is_full_of_commits_can_still_be_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.UNFINISHED_OUTCOMES_MAX", 3)
-    broker = node(outcomes_kept=2)
-    client, resolver = broker.session(), broker.connect()
-    for n in range(2, 6):  # the first one's branch is prepared in a database that is away
-        assert client.ask("commit", broker.txid(1, n), body=part("a", 0, batch(b"%d" % n))).code == 200
-    refused = client.ask("commit", broker.txid(1, 6), body=part("a", 0, batch(b"6")))
-    assert (refused.code, refused.error) == (429, "session-full")
-    assert client.ask("put", "a", 0, extensions={"tx": broker.txid(1, 6)}, body=batch()).error == "session-full"
-    fenced = resolver.ask("outcome", broker.txid(1, 1), extensions={"fence": None})
-    assert (fenced.code, fenced.text) == (200, "rolled-back\n")
-    assert client.ask("rollback", broker.txid(1, 6)).code == 200
 
 
 def test_fence_of_an_unused_counter_does_not_keep_later_outcomes() -> None:
