@@ -39,7 +39,6 @@ def test_transcript(path: Path, scenario: Scenario, *, after_checkpoint: bool) -
 EXAMPLE = """# example
 
 ## two puts
-session
 # the first one
 > put a 0 {1 2; producer=1} => 200 0
 > put a 0 {3} => 200 2
@@ -69,7 +68,7 @@ def test_other_answer_or_none_fails_until_it_is_rewritten(tmp_path: Path, right:
 
 
 def test_scenario_without_an_answer_cannot_pass(tmp_path: Path) -> None:
-    path = _written(tmp_path, "## nothing\nsession\nadvance 1s\n")
+    path = _written(tmp_path, "## nothing\nadvance 1s\n")
     with pytest.raises(pytest.fail.Exception, match="cannot fail"):
         _check(path, read(path)[1][0])
 

@@ -26,14 +26,13 @@ from tools.images.requests import batch, part
 from tools.simulated.clock import START_MS
 from txmq.broker.commit.pipeline import APPLY_RETRY_S
 from txmq.log import records
-from txmq.log.batch import checksum
 from txmq.model import Message
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.grammar import VERBS
 from txmq.protocol.halves import DueHalf, split_halves
 
 from .group_support import pass_time
-from .support import node, restarted
+from .support import node, restarted, stated
 
 WIDTH = 120
 GENERATIONS_NAMED = 10  # handed out since a start, which counts on from its time in ms
@@ -125,6 +124,7 @@ class _Stage:
         self._after_checkpoint, self._file, self._limits = after_checkpoint, file, limits
         self._settings: dict[str, object] = {}
         self._node: Node | None = None
+        self._is_first_life = True
         self._named: dict[str, Client] = {}
         self._connections: list[tuple[str, Client]] = []
         self._closed: list[Client] = []
@@ -144,7 +144,9 @@ class _Stage:
         if request is not None:
             return self._request(*request.groups())
         name, _, words = text.partition(" ")
-        command: Callable[..., list[str] | None] = getattr(self, f"_do_{name}")
+        command: Callable[..., list[str] | None] | None = getattr(self, f"_do_{name}", None)
+        if command is None:
+            raise ValueError(f"no step is called {name!r}: transcripts/README.md lists them")
         return [*(command(*words.split()) or ()), *self._arrivals()]
 
     # --- commands ---
@@ -157,7 +159,7 @@ class _Stage:
             self._limits.setattr(f"txmq.broker.{name}", int(value))
 
     def _do_connect(self, *names: str) -> None:
-        for name in names:
+        for name in names or [""]:
             self._connect(name)
 
     def _do_session(self, *names: str) -> None:
@@ -168,9 +170,6 @@ class _Stage:
         answer = self._connect(name).hello(which)
         if answer.code != 200:
             raise AssertionError(f"no session {which}: {answer.text}")
-
-    def _do_afresh(self) -> None:
-        self.__init__(self._after_checkpoint, self._file, self._limits)  # type: ignore[misc]
 
     def _do_begin(self, *title: str) -> None:
         (begun,) = (one for one in self._file if one.title == " ".join(title))
@@ -202,8 +201,8 @@ class _Stage:
     def _do_checkpoint(self) -> None:
         self.node.checkpoint()
 
-    def _do_hold(self, what: str) -> None:
-        {"apply": self.node.hold_apply, "checkpoint": self.node.hold_checkpoint}[what]()
+    def _do_hold(self, _checkpoint: str) -> None:
+        self.node.hold_checkpoint()
 
     def _do_let(self, _go: str) -> None:
         self.node.let_go()
@@ -219,7 +218,7 @@ class _Stage:
             self.node.checkpoint()
         elif either_way:
             self.node.clock.advance(APPLY_RETRY_S)  # what a checkpoint takes: times are the same either way
-        self._node = restarted(self.node)
+        self._node, self._is_first_life = restarted(self.node), False
         self._named, self._connections = {}, []
 
     def _do_disk(self, state: str) -> None:
@@ -240,21 +239,16 @@ class _Stage:
         return made
 
     def _request(self, name: str, arrow: str, text: str) -> list[str]:
+        if not name and name not in self._named and self._is_first_life:
+            self._do_session()
         client = self._named.get(name) or self._connect(name)
         tokens = _TOKEN.findall(text)
         cut = tokens.index("|") if "|" in tokens else len(tokens)
-        words = [word for token in tokens[:cut] if token[0] not in "'{[" for word in self._resolve(token).split()]
-        contents = [self._content(token) for token in tokens[:cut] if token[0] in "'{["]
-        rows = next((self._content(token) for token in tokens[:cut] if token[0] == "'"), b"")
-        words = [f"offsets={len(rows)}" if word == "offsets=*" else word for word in words]
-        for word in words:
-            if word.startswith("tx="):
-                self._streamed.setdefault(word[3:], []).extend(contents)
-        verb = VERBS.get(words[0].encode())
-        has_body = bool(contents) or (verb is not None and verb.has_body)
-        body = b"".join(contents)
-        opaque = b"n%d" % (len(self._asked) + 1)
-        client.send_bytes(" ".join([*words, *[str(len(body))] * has_body, opaque.decode()]).encode() + b"\r\n" + body)
+        verb, opaque = VERBS.get(tokens[0].encode()), b"n%d" % (len(self._asked) + 1)
+        words, body = self._written(tokens[:cut])
+        if body or (verb is not None and verb.has_body):
+            words.append(str(len(body)))
+        client.send_bytes(" ".join(words).encode() + b" " + opaque + b"\r\n" + body)
         shown = " ".join(tokens[: min(cut, 1 + (len(verb.arguments) if verb else 0))])
         self._asked[id(client), opaque] = (f"{name}: {shown}" if name else shown), tokens[cut + 1 :]
         if arrow == ">>":
@@ -263,6 +257,18 @@ class _Stage:
         answer = client.received.pop(opaque, None)
         own = "(waits)" if answer is None else self._told(answer, id(client), opaque)
         return [own, *self._arrivals()]
+
+    def _written(self, tokens: list[str]) -> tuple[list[str], bytes]:
+        """The words of a request, and its body."""
+        contents = {token: self._content(token) for token in tokens if token[0] in "'{["}
+        rows = next((content for token, content in contents.items() if token[0] == "'"), b"")
+        words = [word for token in tokens if token not in contents for word in self._resolve(token).split()]
+        words = [f"offsets={len(rows)}" if word == "offsets=*" else word for word in words]
+        body = b"".join(contents[token] for token in tokens if token in contents)
+        for word in words:
+            if word.startswith("tx="):
+                self._streamed.setdefault(word[3:], []).append(body)
+        return words, body
 
     def _arrivals(self) -> list[str]:
         found = []
@@ -294,8 +300,7 @@ class _Stage:
 
     def _resolve(self, text: str) -> str:
         text = text.replace("<db>", "resource=db uuid=<uuid:1> table=t")
-        if "<streamed:" in text:
-            text = re.sub(r"<streamed:([\d.]+)>", lambda found: self._stated(self._txid(found[1])), text)
+        text = re.sub(r"<streamed:([\d.]+)>", lambda found: self._streamed_words(self._txid(found[1])), text)
         text = re.sub(r"<tx:([\d.]+)>", lambda found: self._txid(found[1]), text)
         text = re.sub(r"<uuid:(\w+)>", lambda found: found[1].encode().hex().rjust(32, "0"), text)
         text = re.sub(r"<hex:(\d+)>", lambda found: self._hexes[int(found[1]) - 1], text)
@@ -311,11 +316,8 @@ class _Stage:
         session, counter = map(int, name.split("."))
         return self.node.txid(session, counter)
 
-    def _stated(self, txid: str) -> str:
-        batches, crc = self._streamed[txid], 0
-        for content in batches:
-            crc = checksum(content, crc)
-        return f"parts={len(batches)} bytes={sum(map(len, batches))} crc={crc}"
+    def _streamed_words(self, txid: str) -> str:
+        return " ".join(f"{name}={number}" for name, number in stated(self._streamed[txid]).items())
 
     def _named_text(self, text: str) -> str:
         identity = self.node.recovered.identity
