@@ -162,7 +162,8 @@ class AnswerReader:
         Raises:
             RemoteProtocolError: the peer sent something that is no answer; the connection is of no more use.
         """
-        self._require_sound()
+        if self.failure is not None:
+            raise self.failure
         answers: list[Answer] = []
         if self._head is not None:
             taken = self._continue_body(data, answers)

@@ -72,9 +72,12 @@ def transaction_line(head: str, extensions: Stated, length: int | None, opaque: 
         extensions: numbers, hex, and names that are valid (``is_valid_name``).
         length: of the body; None for verbs without one.
     """
-    words = "".join([f"{name}={value} " for name, value in extensions.items()])
-    size = "" if length is None else f"{length} "
-    return f"{head} {words}{size}".encode("ascii") + opaque + b"\r\n"
+    line = f"{head} "
+    for name, value in extensions.items():
+        line += f"{name}={value} "
+    if length is not None:
+        line += f"{length} "
+    return line.encode("ascii") + opaque + b"\r\n"
 
 
 def _word(value: Word) -> bytes:

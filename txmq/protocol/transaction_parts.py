@@ -77,15 +77,16 @@ def encode_part(
     if keys is None or len(keys) > KEYS_MAX:
         listed = " keys=*"
     else:
-        listed = " keys=" + ",".join(str(_key(key)) for key in sorted(keys)) if keys else ""
+        listed = " keys=" + ",".join(map(str, _ascending(keys))) if keys else ""
     meant = f" id={topic_id}" if topic_id else ""
     return [f"{topic} {partition} {size}{listed}{meant}\r\n".encode("ascii"), batch]
 
 
-def _key(key: int) -> int:
-    if not 0 <= key < 1 << 32:
-        raise LocalProtocolError(f"{key} is not a CRC32C")
-    return key
+def _ascending(keys: Collection[int]) -> list[int]:
+    ascending = sorted(keys)
+    if ascending[0] < 0 or ascending[-1] >= 1 << 32:
+        raise LocalProtocolError(f"{ascending[0]} or {ascending[-1]} is not a CRC32C")
+    return ascending
 
 
 def parse_parts(body: Buffer) -> list[Part]:

@@ -229,7 +229,8 @@ class Exclusive:
     def take(self, me: Attempt) -> bool:
         """Take it if no other attempt has it; whether this one has it now."""
         with self._lock:
-            if self._is_free:
+            holder = self._holder
+            if holder is None or holder.is_over:
                 self._holder = me
         return self._holder is me
 

@@ -74,7 +74,7 @@ class Connection:
         self.clock, self.address = clock, address
         self.failure: TxmqError | None = None
         self.session: ClientSession | None = None
-        # ``_counted_at``: the ``lived_at`` that ``was_just_heard`` has counted; the greeting's counts for nothing.
+        # ``_counted_at``: the ``lived_at`` that ``is_there`` has counted; the greeting's counts for nothing.
         self.used_at = self.lived_at = self._counted_at = clock.monotonic()
         self.stream = stream
         self._answers = AnswerReader()
@@ -203,8 +203,9 @@ class Connection:
 
     def write_now(self) -> None:
         """Hand all requests to the kernel before this returns, but what the socket does not take."""
-        with self._sending:
-            self._write()
+        with self._sending:  # after another thread that is writing
+            if self._out or self._rest:
+                self._write()
 
     def abandon(self, opaque: bytes) -> None:
         """Give up waiting for an answer: it is dropped when it comes."""
@@ -285,13 +286,17 @@ class Connection:
         """Whether the socket has not taken all requests yet; see ``push``."""
         return self._stuck
 
-    def was_just_heard(self, now: float, within_s: float) -> bool:
-        """Whether a request sent since ``now - within_s`` is answered; each answer counts once."""
+    def is_there(self, now: float, heard_within_s: float, lived_within_s: float) -> bool:
+        """Whether the broker answers, as far as that can be known without asking it.
+
+        It does if a request sent since ``now - heard_within_s`` is answered, where each answer counts once; or if the
+        connection is sound, and the broker has lived since ``now - lived_within_s``.
+        """
         lived_at = self.lived_at
-        if self.failure is not None or lived_at == self._counted_at or now - lived_at > within_s:
-            return False
-        self._counted_at = lived_at
-        return True
+        if self.failure is None and lived_at != self._counted_at and now - lived_at <= heard_within_s:
+            self._counted_at = lived_at
+            return True
+        return not self.is_stale() and now - self.lived_at <= lived_within_s
 
     def is_stale(self) -> bool:
         """Whether the connection has ended; asked before it is used after a while in which nobody read it."""
@@ -376,7 +381,8 @@ class Connection:
     def _has_stepped_down(self) -> None:
         if self.failure is not None:
             self._close()
-        self._pass_on()
+        if self._woken or self._out or self._followers:
+            self._pass_on()
 
     def _close(self) -> None:
         """Close the socket, once and when no thread uses it: a leader does it when it steps down."""

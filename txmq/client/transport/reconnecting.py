@@ -72,6 +72,9 @@ class ReconnectingConnection:
         clock: for deadlines.
         connect_timeout: seconds for one attempt.
 
+    Attributes:
+        session: the one in use, or None.
+
     Thread safety: any thread.
     """
 
@@ -79,7 +82,7 @@ class ReconnectingConnection:
         self._destination, self._name, self._clock = destination, name, clock
         self._connect_timeout = connect_timeout
         self._connection: Connection | None = None
-        self._session: ClientSession | None = None
+        self.session: ClientSession | None = None
         self._turn = Exclusive()  # to make or change the connection or the session
         self._backoff_s = 0.0
         self._retry_at = 0.0
@@ -138,8 +141,8 @@ class ReconnectingConnection:
         Raises:
             ConnectionLostError: there is no live connection; nothing was sent.
         """
-        connection = self.live
-        if connection is None:
+        connection = self._connection
+        if connection is None or connection.failure is not None:
             raise BrokerAwayError(self._last_failure)
         reply = connection.transaction(self._clock.monotonic() + WRITE_S_MAX, head, fields, body)
         connection.write_now()
@@ -194,10 +197,7 @@ class ReconnectingConnection:
             ClosedError: the connection was closed.
         """
         connection, now = self._connection, self._clock.monotonic()
-        if connection is not None and (
-            connection.was_just_heard(now, JUST_HEARD_S)
-            or (not connection.is_stale() and now - connection.lived_at <= SILENT_S)
-        ):
+        if connection is not None and connection.is_there(now, JUST_HEARD_S, SILENT_S):
             return
         until, is_away = min(deadline, now + self.wait_s_max), True
         try:
@@ -251,13 +251,13 @@ class ReconnectingConnection:
 
     def saw_outcome(self, txid: TxId) -> None:
         """A caller knows the outcome of a transaction: if it is of this session, the broker need not keep it."""
-        known = self._session
+        known = self.session
         if known is not None and (known.cluster, known.home, known.id) == txid[:3]:
             known.saw_outcome(txid.counter)
 
     def known_outcome(self, txid: TxId) -> Outcome | None:
         """The outcome of a transaction of this session whose end was not seen, once it was asked for."""
-        known = self._session
+        known = self.session
         is_ours = known is not None and (known.cluster, known.home, known.id) == txid[:3]
         return known.known_outcome(txid.counter) if known is not None and is_ours else None
 
@@ -266,15 +266,10 @@ class ReconnectingConnection:
         self._alone(deadline, lambda: self._drop_session(old))
 
     def _drop_session(self, old: ClientSession) -> None:
-        if self._session is not None and self._session.is_same(old):
-            self._session = None
+        if self.session is not None and self.session.is_same(old):
+            self.session = None
             if self._connection is not None:
                 self._connection.fail(ConnectionLostError("the session was given up"))
-
-    @property
-    def session(self) -> ClientSession | None:
-        """The session in use, or None."""
-        return self._session
 
     def _make(self, deadline: float) -> Connection:
         return self._alone(deadline, lambda: self._made(deadline))
@@ -369,7 +364,7 @@ class ReconnectingConnection:
     def _greet(self, connection: Connection, address: Address, deadline: float) -> None:
         """Send ``hello``: resume the session, or open a new one if the broker does not know it any more."""
         log_in(connection, self._destination.login, deadline)
-        known = self._session
+        known = self.session
         if known is None:
             self._introduce(connection, address, deadline, wish="none")
             return
@@ -379,12 +374,12 @@ class ReconnectingConnection:
             resumed = None
         if resumed is None or not resumed.is_same(known):
             # Forgotten, or another broker has this address now.
-            self._session = None
+            self.session = None
             self._introduce(connection, address, deadline, wish="new")
         else:
             known.clock_ahead_ms = resumed.clock_ahead_ms
             known.request_size_bytes_max = resumed.request_size_bytes_max  # the broker may have another setting by now
-            self._session = connection.session = known  # this object counts the transactions
+            self.session = connection.session = known  # this object counts the transactions
 
     def _introduce(self, connection: Connection, address: Address, deadline: float, wish: str) -> ClientSession | None:
         fields = self._hello(connection, deadline, wish)
@@ -402,7 +397,7 @@ class ReconnectingConnection:
     def _bind(self, connection: Connection, fields: Fields) -> ClientSession | None:
         if fields.get("session") is None:
             return None
-        connection.session = self._session = ClientSession(fields, int(self._clock.monotonic() * 1000))
+        connection.session = self.session = ClientSession(fields, int(self._clock.monotonic() * 1000))
         return connection.session
 
     def measure_clock(self, session: ClientSession, timeout: float) -> None:
@@ -427,7 +422,7 @@ class ReconnectingConnection:
             What carries the answer; None if no connection speaks for it. A session that does not end so is one whose
             connection was lost, so nothing is said again.
         """
-        connection, session = self.live, self._session
+        connection, session = self.live, self.session
         if connection is None or session is None or connection.session is not session:
             return None
         try:
@@ -450,7 +445,7 @@ class ReconnectingConnection:
 
     def forked(self) -> None:
         """In a forked child: start anew."""
-        connection, self._connection, self._session = self._connection, None, None
+        connection, self._connection, self.session = self._connection, None, None
         self._turn = Exclusive()
         if connection is not None:
             connection.forget()

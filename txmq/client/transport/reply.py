@@ -87,7 +87,8 @@ class Reply(Waiter):
         connection = self._connection
         if not self.done:
             connection.wait(self, self._deadline if timeout is None else connection.clock.monotonic() + timeout)
-            self.look()  # a caller that comes late: its answer may have been there in time
+            if not self.done:
+                self.look()  # a caller that comes late: its answer may have been there in time
         if not self.done:
             if timeout is None:
                 connection.abandon(self.opaque)

@@ -44,6 +44,7 @@ class ClientSession:
         clock_ahead_ms: the broker's wall clock less this process's monotonic clock, as last measured; deadlines are
             sent in the broker's time, because this machine's wall clock may be set.
         lost: counters of local transactions whose end was not seen and that no resolver asks about.
+        finished_through: the highest n such that every counter up to n is finished; 0 if there is none.
 
     Thread safety: any thread.
     """
@@ -62,7 +63,7 @@ class ClientSession:
         self._txid_prefix = str(TxId(self.cluster, self.home, self.id, 0))[:-1]
         self._numbers = count(1)
         self._lock = Lock()
-        self._finished_through = 0
+        self.finished_through = 0
         self._finished: list[int] = []  # heap of the finished counters above it
         self._kept: set[int] = set()  # those whose outcome a resolver may still ask for
         self.lost: deque[int] = deque()
@@ -91,12 +92,12 @@ class ClientSession:
         """The outcome of a transaction was seen; once per counter."""
         with self._lock:
             self._kept.discard(counter)
-            if counter == self._finished_through + 1 and not self._finished:  # one at a time, they end in order
-                self._finished_through = counter
+            if counter == self.finished_through + 1 and not self._finished:  # one at a time, they end in order
+                self.finished_through = counter
                 return
             heapq.heappush(self._finished, counter)
-            while self._finished and self._finished[0] <= self._finished_through + 1:
-                self._finished_through = max(self._finished_through, heapq.heappop(self._finished))
+            while self._finished and self._finished[0] <= self.finished_through + 1:
+                self.finished_through = max(self.finished_through, heapq.heappop(self._finished))
 
     def found(self, counter: int, outcome: Outcome) -> None:
         """Note the outcome of a lost transaction; the broker need not keep it any more."""
@@ -108,11 +109,6 @@ class ClientSession:
     def known_outcome(self, counter: int) -> Outcome | None:
         """The outcome of a lost transaction that was asked for, or None."""
         return self._outcomes.get(counter)
-
-    @property
-    def finished_through(self) -> int:
-        """The highest n such that every counter up to n is finished; 0 if there is none."""
-        return self._finished_through
 
     @property
     def wish(self) -> str:
