@@ -54,6 +54,7 @@ class ConnectionPool(Generic[S]):
     def __init__(self) -> None:
         self._of_processes: dict[tuple[int, bool], deque[S]] = {}
         self._of_thread = ThreadLocal()
+        self._has_bound = False  # one that its thread keeps has been given back
 
     def __len__(self) -> int:
         """How many the calling thread could take."""
@@ -61,17 +62,22 @@ class ConnectionPool(Generic[S]):
 
     def take(self) -> S | None:
         """An idle connection; None if there is none."""
-        for find in (self._of_this_process, self._of_this_thread):
+        if self._has_bound:
             try:
-                return find().pop()
+                return self._of_this_thread().pop()
             except IndexError:  # there is none
-                continue
-        return None
+                pass
+        try:
+            return self._of_this_process().pop()
+        except IndexError:
+            return None
 
     def give_back(self, session: S) -> None:
         """Keep a connection whose transaction has ended, or close it."""
-        is_bound = session.is_bound_to_thread
-        idle, most = (self._of_this_thread(), IDLE_OF_THREAD_MAX) if is_bound else (self._of_this_process(), IDLE_MAX)
+        if session.is_bound_to_thread:
+            self._has_bound, idle, most = True, self._of_this_thread(), IDLE_OF_THREAD_MAX
+        else:
+            idle, most = self._of_this_process(), IDLE_MAX
         if len(idle) < most:
             idle.append(session)
         else:

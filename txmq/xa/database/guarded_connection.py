@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from txmq.errors import RolledBackError, TransactionStateError, TransactionTimeoutError, caused
 from txmq.runtime.call_limits import CallLimit
-from txmq.xa.database.thread_connection import ThreadConnection, of_driver
+from txmq.xa.database.thread_connection import ThreadConnection
 
 T = TypeVar("T")
 _ENDS_THE_TRANSACTION = frozenset(
@@ -61,17 +61,15 @@ class Guard:
     """
 
     __slots__ = (
-        "_in_transaction", "_rows", "error", "errors", "is_changed", "is_over", "limit", "on_use", "there", "was_ended",
+        "_knowing", "_rows", "error", "errors", "is_changed", "is_over", "limit", "on_use", "there", "was_ended",
         "was_rolled_back",
     )  # fmt: skip
 
-    def __init__(
-        self, in_transaction: Callable[[], bool] | None = None, limit: CallLimit | None = None
-    ) -> None:  # fmt: skip
-        """``in_transaction``: asks the driver; None if it cannot tell."""
+    def __init__(self, knowing: Any = None, limit: CallLimit | None = None) -> None:
+        """``knowing``: the connection, if it says whether it is ``in_transaction``; or None."""
         self.limit = limit or CallLimit()
         self.there: Callable[[Callable[[], Any]], Any] = _here
-        self._in_transaction = in_transaction
+        self._knowing = knowing
         self.error: BaseException | None = None
         self.errors: deque[BaseException] = deque(maxlen=_ERRORS_MAX)
         self.is_changed = self.is_over = self.was_ended = self.was_rolled_back = False
@@ -119,14 +117,14 @@ class Guard:
             raise
         except BaseException as error:
             self.note(error)
-            if self._in_transaction is not None and not self.was_ended and not self._in_transaction():
+            if self._knowing is not None and not self.was_ended and not self._knowing.in_transaction:
                 self.was_rolled_back = True
             if limit.has_passed and isinstance(error, Exception):
                 raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
         finally:
             limit.calls -= 1
-        if self._in_transaction is not None and not self.was_rolled_back and not self._in_transaction():
+        if self._knowing is not None and not self.was_rolled_back and not self._knowing.in_transaction:
             self.was_ended = True
         return result
 
@@ -235,9 +233,14 @@ class GuardedConnection:
 
     def execute(self, *arguments: Any, **named: Any) -> GuardedCursor:
         """Run a statement on a cursor of its own, as sqlite3 and psycopg do."""
-        cursor = self.cursor()
-        cursor.execute(*arguments, **named)
-        return cursor
+        connection, guard = self._connection, self._guard
+
+        def execute(*arguments: Any, **named: Any) -> Any:
+            cursor = connection.cursor()
+            cursor.execute(*arguments, **named)
+            return cursor
+
+        return GuardedCursor(guard.call(execute, *arguments, **named), guard)
 
     def executemany(self, *arguments: Any, **named: Any) -> GuardedCursor:
         """Run a statement for many rows on a cursor of its own."""
@@ -305,9 +308,10 @@ def _here(work: Callable[[], Any]) -> Any:
 
 def guarded(connection: Any, guard: Guard) -> GuardedConnection:
     """A transaction's connection for the body of a block."""
-    if isinstance(connection, ThreadConnection):
-        guard.there = lambda work: connection.call(lambda _: work())
-    return GuardedConnection(of_driver(connection), guard)
+    if not isinstance(connection, ThreadConnection):
+        return GuardedConnection(connection, guard)
+    guard.there = lambda work: connection.call(lambda _: work())
+    return GuardedConnection(connection.driver_connection, guard)
 
 
 def behind_guard(connection: Any) -> Any:

@@ -20,13 +20,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutError, caused
 from txmq.xa.database.connection_pool import close_connection
-from txmq.xa.database.dbapi import is_error, is_integrity_error, limit_of, run
+from txmq.xa.database.dbapi import is_error, is_integrity_error, run
 from txmq.xa.database.dialects import Dialect, waiting_shortly
 from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
 from txmq.xa.database.installation import DatabaseSession
@@ -40,6 +39,7 @@ from txmq.xa.last_resource.committing import SAVEPOINT, Found, commit_behind
 if TYPE_CHECKING:
     from txmq.xa.last_resource.resource import LastResource
 
+_NEVER = float("-inf")
 ABSENT = ""  # no marker
 END_S_MIN = 2.0  # for COMMIT or ROLLBACK
 BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
@@ -56,30 +56,33 @@ class Branch:
         self, resource: LastResource, session: DatabaseSession, *, is_own: bool, timeout_s: float
     ) -> None:  # fmt: skip
         self.resource, self._session, self._is_own = resource, session, is_own
-        self._limit = limit_of(session.connection)
-        self.uuid = resource.uuid or ""
+        limit = self._limit = session.limit
+        self.uuid = resource.installation.uuid or ""
         connection = session.connection
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
-        self._guard = Guard((lambda: connection.in_transaction) if knows_state else None, self._limit)
+        self._guard = Guard(connection if knows_state else None, limit)
         self._has_savepoint, self._releasing = True, ""  # txmq has not released it; a txid: with this one's marker
         self._marker: tuple[str, int] | None = None  # that goes with COMMIT: of this txid, with this deadline
         self._was_intact: bool | None = None  # found once: rolling back takes the savepoint away
         self._has_let_go = False  # of the connection, which may be another block's by now
         self.connection = guarded(session.connection, self._guard)
         self._lease: WriterLease | None = None
-        self._limit.begin(max(timeout_s, WAIT_S_MIN))
+        limit.begin(max(timeout_s, WAIT_S_MIN))
+        limit.calls += 1
         try:
-            with self._limit:
-                self._begin(session, timeout_s)
+            self._begin(session, timeout_s)
         except BaseException as error:
-            self._limit.end()
+            limit.end()
             self._end_turn()
-            if self._limit.has_passed and isinstance(error, Exception):
+            if limit.has_passed and isinstance(error, Exception):
                 raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
+        finally:
+            limit.calls -= 1
 
     def _begin(self, session: DatabaseSession, timeout_s: float) -> None:
-        is_begun, checked, dialect = self._is_begun(session), session.checked, session.table.dialect
+        is_begun = session.begun_at != _NEVER and self._is_begun(session)
+        checked, dialect = session.checked, session.table.dialect
         if self._is_own and dialect.name == "mysql" and session.idle_limit.set(session.connection, timeout_s):
             is_begun = False
         # Before BEGIN: measuring takes a transaction of its own.
@@ -103,10 +106,8 @@ class Branch:
         run(connection, f"{limit}{'; ' if limit else ''}SAVEPOINT {SAVEPOINT}")
 
     def _is_begun(self, session: DatabaseSession) -> bool:
-        """Whether the COMMIT of the transaction before has begun this one; once."""
-        begun_at, session.begun_at = session.begun_at, float("-inf")
-        if begun_at == session.begun_at:
-            return False
+        """Whether this transaction, which the COMMIT of the one before has begun, is surely open; once."""
+        begun_at, session.begun_at = session.begun_at, _NEVER
         if session.is_answer_owed:
             session.connection.next_result()  # not asked for one more: each asking gives the interpreter's lock away
         return self.resource.clock.monotonic() < begun_at + BEGUN_FRESH_S
@@ -125,17 +126,22 @@ class Branch:
             RolledBackError: a statement failed, or the connection is lost.
             HeuristicError: the body ended the transaction by itself: its earlier work may be committed.
         """
-        with self._limit:
-            self._guard.end()
-            if self._guard.error is not None:
-                raise self._failed(f"a statement failed: {self._guard.error}", self._guard.error)
-            if not self._session.takes_packets:
-                self._release()
-                return
+        guard, limit, connection = self._guard, self._limit, self._session.connection
+        limit.calls += 1
+        try:
+            guard.end()
+            if guard.error is not None:
+                raise self._failed(f"a statement failed: {guard.error}", guard.error)
             try:
-                discard_results(self._session.connection)  # of a statement that the body did not wait for
+                if self._session.takes_packets:
+                    discard_results(connection)  # of a statement that the body did not wait for
+                else:
+                    run(connection, f"RELEASE SAVEPOINT {SAVEPOINT}")
+                    self._has_savepoint = False
             except Exception as error:
                 raise caused(self._not_released(error), error) from error
+        finally:
+            limit.calls -= 1
 
     def _failed(self, text: str, cause: BaseException, txid: str | None = None) -> RolledBackError:
         if self._limit.has_passed:
@@ -188,14 +194,21 @@ class Branch:
             RolledBackError: a resolver was faster, another database answers, or the statement failed.
             HeuristicError: as ``end_body``.
         """
-        session, deadline_ms = self._session, self._deadline_ms(timeout_s)
-        with self._limit, self._marking(txid):
+        session, deadline_ms, limit = self._session, self._deadline_ms(timeout_s), self._limit
+        limit.calls += 1
+        try:
             if session.takes_packets:
                 is_in = self._insert_with_release(txid, deadline_ms)
             else:
                 is_in = session.table.insert_committed(session.connection, txid, self.uuid, deadline_ms)
             if not is_in:
                 raise self._why_kept_out(txid, deadline_ms)
+        except TransactionError:
+            raise
+        except Exception as error:
+            raise caused(self._not_marked(txid, error), error) from error
+        finally:
+            limit.calls -= 1
 
     def _deadline_ms(self, timeout_s: float) -> int:
         return self._deadline_base_ms + int(timeout_s * 1000)
@@ -209,18 +222,12 @@ class Branch:
             return RolledBackError(f"the clock of {resource.name!r} was set while the block ran", txid, retriable=True)
         return TransactionTimeoutError("the deadline has passed on the database's clock", txid)
 
-    @contextmanager
-    def _marking(self, txid: str) -> Iterator[None]:
-        try:
-            yield
-        except TransactionError:
-            raise
-        except Exception as error:
-            self._guard.errors.append(error)
-            if is_integrity_error(error):
-                text = "a resolver has rolled it back: the owner was taken for gone"
-                raise caused(RolledBackError(text, txid), error) from error
-            raise caused(self._failed(f"the marker row was refused: {error}", error, txid), error) from error
+    def _not_marked(self, txid: str, error: Exception) -> TransactionError:
+        """The caller's error if the marker could not be put in; the driver's is noted."""
+        self._guard.errors.append(error)
+        if is_integrity_error(error):
+            return RolledBackError("a resolver has rolled it back: the owner was taken for gone", txid)
+        return self._failed(f"the marker row was refused: {error}", error, txid)
 
     def _insert_with_release(self, txid: str, deadline_ms: int) -> bool:
         """In one packet, of which the server does nothing after a failure: no marker if the savepoint is gone."""
@@ -232,13 +239,6 @@ class Branch:
             raise error if released else caused(self._not_released(error), error)
         return released[1] == 1
 
-    def _release(self) -> None:
-        try:
-            run(self._session.connection, f"RELEASE SAVEPOINT {SAVEPOINT}")
-        except Exception as error:
-            raise caused(self._not_released(error), error) from error
-        self._has_savepoint = False
-
     def commit(self) -> None:
         """Commit rows and marker.
 
@@ -246,9 +246,13 @@ class Branch:
             TransactionError: of a marker that was left to it, as ``insert_marker``: the transaction is still open.
             Exception: see ``is_still_open``: only then is it surely not committed.
         """
-        self._limit.extend(END_S_MIN)
-        with self._limit:
+        limit = self._limit
+        limit.extend(END_S_MIN)
+        limit.calls += 1
+        try:
             self._commit()
+        finally:
+            limit.calls -= 1
 
     def _commit(self) -> None:
         session, marker = self._session, self._marker
@@ -278,11 +282,15 @@ class Branch:
         self._marker = None
         if found is Found.NO_SAVEPOINT:
             raise caused(self._not_released(error), error) from error
-        with self._marking(txid):
-            if found is not Found.KEPT_OUT:
-                raise error
+        if found is not Found.KEPT_OUT:
+            raise caused(self._not_marked(txid, error), error) from error
+        try:
             if not session.table.insert_committed(session.connection, txid, uuid, deadline_ms):
                 raise self._why_kept_out(txid, deadline_ms)
+        except TransactionError:
+            raise
+        except Exception as failure:
+            raise caused(self._not_marked(txid, failure), failure) from failure
         self._commit()
 
     @property

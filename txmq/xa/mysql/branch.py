@@ -35,7 +35,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError, caused
-from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.connection_pool import close_connection
@@ -71,21 +70,20 @@ class MySQLBranch:
     """See ``resource_ports.XABranch``. Begun when made.
 
     Args:
-        session: idle; the branch's until it gives it back.
+        session: idle, its limit begun; the branch's until it gives it back.
         deadline_ms: of the transaction, on the database's clock.
         is_own: the connection is the resource's, not the caller's.
         pipelines_start: XA START goes out with the first statement.
-        limit: of the calls; it has begun.
     """
 
     def __init__(
         self, resource: MySQLResource, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
-        pipelines_start: bool = False, limit: CallLimit | None = None,
+        pipelines_start: bool = False,
     ) -> None:  # fmt: skip
         self.resource = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
-        self._limit = limit or CallLimit()
-        self._guard = Guard(limit=self._limit)
+        self._limit = session.limit
+        self._guard = Guard(None, self._limit)
         self.connection = guarded(session.connection, self._guard)
         bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
         self.xid = Xid(FORMAT_ID, txid.encode("ascii"), encode_bqual(bqual))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionError
+from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.mysql.branch import MySQLBranch
@@ -60,7 +61,8 @@ def branch_on(connection: Connection, *, is_packed: bool, has_key: bool = False)
     table = MarkerTable("m", MYSQL, "%s")
     table.has_key = has_key
     session: Any = SimpleNamespace(
-        connection=connection, table=table, server=SimpleNamespace(takes_packets=is_packed, connection_id=7)
+        connection=connection, table=table, limit=CallLimit(),
+        server=SimpleNamespace(takes_packets=is_packed, connection_id=7),
     )  # fmt: skip
     resource: Any = SimpleNamespace(name="a", uuid="a" * 32, has_marker=True)
     branch = MySQLBranch(resource, session, TXID, 1, is_own=False)

@@ -9,6 +9,7 @@ import pytest
 
 from tools.simulated.clock import SimClock
 from txmq.errors import RolledBackError
+from txmq.runtime.call_limits import CallLimit
 from txmq.testing.eventually import eventually
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
@@ -78,7 +79,9 @@ def branch_on(connection: Any, given_back: list[Any]) -> MySQLBranch:
     table = MarkerTable("m", MYSQL, "%s")
     table.has_key = True
     server = SimpleNamespace(takes_packets=True, connection_id=7)
-    session: Any = SimpleNamespace(connection=connection, table=table, server=server, committed_at=0.0)
+    session: Any = SimpleNamespace(
+        connection=connection, table=table, limit=CallLimit(), server=server, committed_at=0.0
+    )
     resource: Any = SimpleNamespace(
         name="a", uuid="a" * 32, has_marker=True, clock=SimClock(), give_back=given_back.append
     )
