@@ -23,5 +23,10 @@ def next_step(table: dict[tuple[State, Event], Step], state: State, event: Event
     """
     step = table.get((state, event))
     if step is None:
-        raise TransactionStateError(f"no transition from {state.value} on {event.value}")
+        raise no_transition(state, event)
     return step
+
+
+def no_transition(state: enum.Enum, event: enum.Enum) -> TransactionStateError:
+    """The error for a pair that is not in a table."""
+    return TransactionStateError(f"no transition from {state.value} on {event.value}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Generic, TypeVar
 
-from txmq.state_machine import next_step
+from txmq.state_machine import no_transition
 
 State = TypeVar("State", bound=enum.Enum)
 Event = TypeVar("Event", bound=enum.Enum)
@@ -35,7 +35,10 @@ class Coordinator(Generic[State, Event, Effect]):
         Raises:
             TransactionStateError: the event does not fit the state (a defect); nothing has changed.
         """
-        self.state, effects = next_step(self._table, self.state, event)
+        step = self._table.get((self.state, event))
+        if step is None:
+            raise no_transition(self.state, event)
+        self.state, effects = step
         return effects
 
     @property

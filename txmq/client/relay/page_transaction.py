@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from txmq.client.transaction.conversation import Fields
 from txmq.client.transaction.home_part import HomePart
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
@@ -37,7 +38,7 @@ class PagePart(HomePart):
         self, client: Client, anchor: HomeLink, connection: ReconnectingConnection, session: ClientSession
     ) -> None:
         super().__init__(anchor, client.clock, TIMEOUT_S)
-        self._control, self._session, self._is_attached = connection, session, True
+        self._control, self.session, self._is_attached = connection, session, True
         self.begin()
 
     def decide(self, outbox_fields: dict[str, str | int], others: Sequence[str]) -> None:
@@ -50,7 +51,8 @@ class PagePart(HomePart):
         Raises:
             TxmqError: refused, or not answered.
         """
-        fields = outbox_fields | self._floor() | self._fields()
+        fields = {**outbox_fields}
+        self._tell(fields)
         if others:
             fields["homes"] = ",".join(others)
         body = self.encoded(self.parts)
@@ -59,7 +61,7 @@ class PagePart(HomePart):
         answer.result()
         crash_point("relay.page.taken")
 
-    def _floor(self) -> dict[str, int]:
+    def _floor(self) -> Fields:
         """All before it: a claim gives way to the next one only when its end is known, and told by the relay row."""
         return {"floor": self._counter - 1} if self._counter > 1 else {}
 

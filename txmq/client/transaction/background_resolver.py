@@ -59,7 +59,8 @@ class BackgroundResolver:
         """Tell a home of decisions, until it has answered; starts the thread."""
         if commits not in self._untold:
             self._untold[commits] = None
-        self._begin(None)
+        if self._process != current_process():
+            self._begin(None)
 
     def _begin(self, first: LastResource | XAResource | None) -> None:
         process = current_process()

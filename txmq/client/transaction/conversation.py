@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from txmq.client.transaction.messages import EncodedPart, MessageBuffer, SavedOffsets, Streamed
+from txmq.client.transaction.messages import NOTHING_STREAMED, EncodedPart, MessageBuffer, SavedOffsets
 from txmq.client.transaction.refusals import LOST, raise_rolled_back
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
@@ -49,7 +49,7 @@ _REFUSALS = (SessionFullError, StaleTopicError, NotOwnerError)  # see ``look_at_
 _REQUEST_OVERHEAD_BYTES = 300  # one part's line
 
 Extensions = dict[str, str | int | bytes | None]
-Numbers = dict[str, int]
+Fields = dict[str, str | int]
 
 
 class Conversation:
@@ -59,6 +59,7 @@ class Conversation:
         home: the broker that it talks to.
         txid: the id by which the broker knows the transaction; empty before ``begin``.
         deadline: monotonic time.
+        session: in which it has its id.
         streamed: the parts that were sent ahead.
         may_have_arrived: a request that decides was sent and was not answered.
         is_doubtful: a prepare was sent and not answered: it may be prepared, whatever comes next.
@@ -67,13 +68,13 @@ class Conversation:
         on_part: called after each part that was sent ahead.
     """
 
-    _session: ClientSession  # from ``attach`` on
+    session: ClientSession  # from ``attach`` on
 
     def __init__(self, home: HomeLink, clock: Clock, timeout_s: float) -> None:
         self.home, self._clock = home, clock
         self.timeout_s = timeout_s
         self.deadline = clock.monotonic() + timeout_s
-        self.streamed = Streamed()
+        self.streamed = NOTHING_STREAMED
         self.may_have_arrived = self.is_doubtful = False
         self.acks: SavedOffsets | None = None
         self.on_other_topic: Callable[[], None] | None = None
@@ -99,14 +100,16 @@ class Conversation:
         session = control.session
         if session is None:
             session = control.have_session(self._clock.monotonic() + self.home.timeout)
-        self._session, self._is_attached = session, True
-        self._find_lost()
+        self.session, self._is_attached = session, True
+        if session.lost:
+            self._find_lost()
 
     def begin(self) -> None:
         """Take an id; nothing if that was done. Raises as ``attach``."""
         if not self.txid:
-            self.attach()
-            self._counter, self.txid = self._session.next_txid()
+            if not self._is_attached:
+                self.attach()
+            self._counter, self.txid = self.session.next_txid()
 
     def attach_for_caller(self) -> None:
         """Have a session before a database begins.
@@ -134,12 +137,7 @@ class Conversation:
     @property
     def cluster(self) -> str:
         """The broker's cluster, 16 hex digits."""
-        return f"{self._session.cluster:016x}"
-
-    @property
-    def request_size_bytes_max(self) -> int:
-        """Largest body of a request."""
-        return self._session.request_size_bytes_max
+        return f"{self.session.cluster:016x}"
 
     @property
     def remaining_s(self) -> float:
@@ -149,7 +147,7 @@ class Conversation:
     @property
     def deadline_ms(self) -> int:
         """The deadline as wall time of the broker, which refuses what comes later."""
-        return self._session.clock_ahead_ms + int(self.deadline * 1000)
+        return self.session.clock_ahead_ms + int(self.deadline * 1000)
 
     def check_deadline(self) -> None:
         """Refuse to go on after the deadline.
@@ -166,12 +164,12 @@ class Conversation:
         self.look_at_refusal(error)
         if isinstance(error, TransactionConflictError) and self.remaining_s > 0:
             with suppress(TxmqError):
-                self._control.measure_clock(self._session, ROLLBACK_TIMEOUT_S)
+                self._control.measure_clock(self.session, ROLLBACK_TIMEOUT_S)
 
     def look_at_refusal(self, error: TxmqError) -> None:
         """If its reason is the session, the client's next transactions have another one; if the topics, they ask."""
         if isinstance(error, SessionFullError):
-            self.home.leave_session(self._session)
+            self.home.leave_session(self.session)
         elif isinstance(error, _REFUSALS) and self.on_other_topic is not None:
             self.on_other_topic()
 
@@ -201,17 +199,17 @@ class Conversation:
     def keep(self) -> None:
         """Have the broker keep the outcome until ``finished``: a resolver needs it."""
         if self.txid:
-            self._session.keep(self._counter)
+            self.session.keep(self._counter)
 
     def finished(self) -> None:
         """Let the broker drop the outcome: the end is known. To be called once."""
         if self.txid:
-            self._session.finished(self._counter)
+            self.session.finished(self._counter)
 
     def lost(self) -> None:
         """Note an end that was not seen: a later transaction of this session asks for it."""
         if self.txid:
-            self._session.lost.append(self._counter)
+            self.session.lost.append(self._counter)
 
     def _find_lost(self) -> None:
         """Ask for the end of one lost transaction, now that the broker answers.
@@ -219,12 +217,10 @@ class Conversation:
         It holds the session's floor, and the broker refuses a session (429) that leaves too many outcomes unfinished.
         ``fence`` makes the answer final: its deadline is over, so what never arrived must not arrive now.
         """
-        session = self._session
-        if not session.lost:
-            return
+        session = self.session
         try:
             counter = session.lost.popleft()
-        except IndexError:
+        except IndexError:  # another thread took it
             return
         txid = str(TxId(session.cluster, session.home, session.id, counter))
         is_found = False
@@ -247,7 +243,7 @@ class Conversation:
 
     def take_parts(self, messages: MessageBuffer, *, keyed: bool = True) -> list[EncodedPart]:
         """Encode the messages that were not taken yet, in parts that fit a request."""
-        return messages.take_parts(self.txid, self.request_size_bytes_max // 2, keyed=keyed)
+        return messages.take_parts(self.txid, self.session.request_size_bytes_max // 2, keyed=keyed)
 
     def stream(self, parts: Sequence[EncodedPart]) -> None:
         """Send parts ahead of the decision.
@@ -261,7 +257,7 @@ class Conversation:
             if part.topic_id:
                 extensions["id"] = part.topic_id
             # Stated before it is sent: an unanswered part makes the decision fail, never pass without it.
-            self.streamed.add(part.batch)
+            self.streamed = self.streamed.with_part(part.batch)
             self._call(self._wait_s, "put", part.topic, part.partition, extensions=extensions, body=(part.batch,))
             if self.on_part is not None:
                 self.on_part()
@@ -271,7 +267,7 @@ class Conversation:
         size = beside_bytes + (len(self.acks.encoded()) if self.acks is not None else 0)
         for part in parts:
             size += len(part.batch) + _REQUEST_OVERHEAD_BYTES + 11 * len(part.keys or ())
-        return len(parts) <= PARTS_MAX and size <= self.request_size_bytes_max
+        return len(parts) <= PARTS_MAX and size <= self.session.request_size_bytes_max
 
     def send_prepare(self, submit: Callable[[], Answer]) -> None:
         """Send ``prepare``, if the broker is there; otherwise ``await_prepare`` does.
@@ -305,8 +301,11 @@ class Conversation:
             except TransactionTimeoutError as error:
                 error.__cause__ = last  # compiled code sets none with ``from``
                 raise
+            is_sent = False
             try:
-                self._ask_to_prepare(submit)
+                reply = self._prepare or submit()
+                is_sent = True
+                reply.result()
             except OverloadedError as error:
                 if not waits_for_room or isinstance(error, SessionFullError):
                     raise
@@ -315,6 +314,7 @@ class Conversation:
                 error.__cause__ = error.__cause__ or last
                 raise
             except LOST as error:
+                self.is_doubtful |= is_sent
                 if not waits_for_broker and not self.is_back():  # the rows of the body are locked
                     raise
                 last, pause_s = error, RETRY_S
@@ -322,16 +322,6 @@ class Conversation:
                 return
             self._prepare = None
             self.pause(pause_s)
-
-    def _ask_to_prepare(self, submit: Callable[[], Answer]) -> None:
-        reply = self._prepare
-        if reply is None:
-            reply = submit()
-        try:
-            reply.result()
-        except LOST:
-            self.is_doubtful = True
-            raise
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -346,14 +336,15 @@ class Conversation:
         Raises:
             TxmqError: nothing was sent.
         """
-        fields: dict[str, str | int] = {
-            "resource": resource, "uuid": uuid, "table": table, "deadline": self.deadline_ms, **self._floor(),
-            **self._fields(),
-        }  # fmt: skip
+        deadline_ms = self.session.clock_ahead_ms + int(self.deadline * 1000)
+        fields: Fields = {"resource": resource, "uuid": uuid, "table": table, "deadline": deadline_ms}
+        self._tell(fields)
         if of:
             fields["of"] = of
-        head = f"prepare {self.txid} last-resource"
-        return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
+        until = max(self.deadline, self._clock.monotonic())
+        return self._control.submit_transaction(
+            f"prepare {self.txid} last-resource", fields, self.encoded(parts), until
+        )
 
     def submit_prepare_as(self, kind: str, fields: Extensions, parts: Sequence[EncodedPart]) -> Answer:
         """Send ``prepare`` of any kind, with the fields of that kind; the caller waits for its answer.
@@ -361,8 +352,10 @@ class Conversation:
         Raises:
             TxmqError: nothing was sent.
         """
+        told: Fields = {}
+        self._tell(told)
         return self._control.submit(
-            "prepare", self.txid, kind, extensions=fields | self._floor() | self._fields(),
+            "prepare", self.txid, kind, extensions=fields | told,
             body=self.encoded(parts), timeout=max(self.remaining_s, 0.0),
         )  # fmt: skip
 
@@ -374,13 +367,14 @@ class Conversation:
             TransactionTimeoutError: the deadline passed and nothing was ever sent.
             ConnectionLostError, RequestTimeoutError, UnavailableError: the deadline passed without an answer.
         """
-        body, fields = self.encoded(parts), self._fields()
+        body = self.encoded(parts)
         while True:
             if not self.may_have_arrived:
                 self.check_deadline()
-            is_sent, head = False, f"commit {self.txid}"
+            is_sent, fields = False, Fields()
+            self._tell(fields)
             try:
-                reply = self._control.submit_transaction(head, self._floor() | fields, body, self.deadline)
+                reply = self._control.submit_transaction(f"commit {self.txid}", fields, body, self.deadline)
                 is_sent = True
                 return parse_result_lines(reply.result())
             except _REFUSALS as error:
@@ -415,9 +409,8 @@ class Conversation:
         Raises:
             TxmqError: nothing was sent.
         """
-        fields: dict[str, str | int] = {
-            "of": decided_by, "deadline": self.deadline_ms, **self._floor(), **self._fields(),
-        }  # fmt: skip
+        fields: Fields = {"of": decided_by, "deadline": self.deadline_ms}
+        self._tell(fields)
         head = f"prepare {self.txid} branch held" if is_held else f"prepare {self.txid} branch"
         return self._control.submit_transaction(head, fields, self.encoded(parts), self._until(0.0))
 
@@ -434,10 +427,10 @@ class Conversation:
         Raises:
             TxmqError: nothing was sent.
         """
-        fields: dict[str, str | int] = {"branches": len(branches)} if branches else {}
+        fields: Fields = {"branches": len(branches)} if branches else {}
         if homes:
             fields["homes"] = ",".join(homes)
-        fields |= self._floor() | self._fields()
+        self._tell(fields)
         until, body = self._clock.monotonic() + timeout_s, [*branches, *messages]
         head = f"decide {self.txid}" if branches else f"commit {self.txid}"
         return self._control.submit_transaction(head, fields, body, until)
@@ -496,10 +489,13 @@ class Conversation:
         """The deadline, but not before so many seconds from now."""
         return max(self.deadline, self._clock.monotonic() + seconds_min)
 
-    def _fields(self) -> Numbers:
-        """Fields for streamed parts, and for the offsets before the parts."""
-        streamed = self.streamed.extensions()
-        return streamed if self.acks is None else {"offsets": len(self.acks.encoded()), **streamed}
+    def _tell(self, fields: Fields) -> None:
+        """Add the session's floor; for a request with parts, the offsets before them and what was streamed."""
+        fields |= self._floor()
+        if self.acks is not None:
+            fields["offsets"] = len(self.acks.encoded())
+        if self.streamed.parts:
+            fields |= self.streamed.extensions()
 
     def encoded(self, parts: Sequence[EncodedPart]) -> list[Buffer]:
         """The body of a request: the offsets, then the parts. Raises LocalProtocolError if one cannot be carried."""
@@ -508,6 +504,6 @@ class Conversation:
             buffers += encode_part(*part)
         return buffers
 
-    def _floor(self) -> Numbers:
-        floor = self._session.finished_through if self.txid else 0
+    def _floor(self) -> Fields:
+        floor = self.session.finished_through if self.txid else 0
         return {"floor": floor} if floor else {}

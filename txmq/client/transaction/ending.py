@@ -12,9 +12,8 @@ Invariant: nothing is decided here. Which effect follows which event stands in t
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txmq.client.transaction.homes import TransactionHomes
@@ -108,8 +107,12 @@ class Body(Protocol):
         """Take the connection from the body; raises if the transaction cannot commit any more."""
 
 
-class CoordinatedEnding(ABC, Generic[State, Event, Effect]):
+class CoordinatedEnding(Generic[State, Event, Effect]):
     """See the module's docstring.
+
+    Args:
+        effects: what carries each of them out; answers the event that came of it, or None if that is known later.
+        interrupted: the event of an interrupt.
 
     Attributes:
         error: the first that led away from the commit, to be raised in the caller.
@@ -120,11 +123,11 @@ class CoordinatedEnding(ABC, Generic[State, Event, Effect]):
 
     def __init__(
         self, homes: TransactionHomes, messages: MessageBuffer, coordinator: Coordinator[State, Event, Effect],
-        interrupted: Event,
+        effects: Mapping[Effect, Callable[[Any], Event | None]], interrupted: Event,
     ) -> None:  # fmt: skip
         self._homes, self._decider, self._messages = homes, homes.decider, messages
         self.coordinator = coordinator
-        self._interrupted = interrupted
+        self._effects, self._interrupted = effects, interrupted
         self.error: TransactionError | None = None
         self.interrupt: BaseException | None = None
         self.lines: list[PartResult] | None = None
@@ -169,7 +172,7 @@ class CoordinatedEnding(ABC, Generic[State, Event, Effect]):
                         effects = deque(coordinator.step(step))  # those of the step before that are left are dropped
                     if not effects:
                         break
-                    found = self._carry_out(effects.popleft())
+                    found = self._effects[effects.popleft()](self)
                 break
             except (SimulatedCrash, TransactionStateError):
                 raise
@@ -181,10 +184,6 @@ class CoordinatedEnding(ABC, Generic[State, Event, Effect]):
         if self.lines is not None:
             self._messages.place(self.lines)
         return coordinator.state
-
-    @abstractmethod
-    def _carry_out(self, effect: Effect) -> Event | None:
-        """Do it; the event that came of it, or None if that is only known later."""
 
 
 def no_part(resource: Any) -> TransactionStateError:

@@ -31,7 +31,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from txmq.client.transaction.conversation import ROLLBACK_TIMEOUT_S, Conversation
-from txmq.client.transaction.messages import EncodedPart
+from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.client.transaction.refusals import LOST, rolled_back
 from txmq.errors import (
     FencedError,
@@ -60,7 +60,10 @@ TELL_TIMEOUT_S = 30.0  # of a request; it may wait for an earlier part of the sa
 COMMITS_IN_FLIGHT_MAX = 1024  # written and not answered, at one home
 OPEN_MAX = 10_000  # that a home has yet to answer, before the next block with a last resource waits
 _NOT_KNOWN = (*LOST, RequestTimeoutError, TransactionTimeoutError)  # as ``await_prepare`` raises them
-_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
+# An enum's member is slow to look up.
+_ACTIVE, _PREPARING, _PREPARED = BranchState.ACTIVE, BranchState.PREPARING, BranchState.PREPARED
+_COMMITTED = BranchState.COMMITTED
+_MAY_BE_PREPARED = (_PREPARING, _PREPARED)
 _CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
 
 
@@ -102,7 +105,7 @@ class HomePart(Conversation):
         self.parts: list[EncodedPart] = []
         self.slots: Collection[TopicPartition] = ()
         self.uuid = ""
-        self.state = BranchState.ACTIVE
+        self.state = _ACTIVE
         self.error: RolledBackError | None = None
         self._rollback: Answer | None = None
         self.lines: Sequence[PartResult] | None = None
@@ -154,7 +157,7 @@ class HomePart(Conversation):
         Args:
             submit: sends it.
         """
-        self.state = BranchState.PREPARING
+        self.state = _PREPARING
         try:
             self.send_prepare(submit)
         except TxmqError as error:
@@ -169,7 +172,7 @@ class HomePart(Conversation):
         Args:
             submit: sends ``prepare`` again.
         """
-        if self.state is not BranchState.PREPARING:
+        if self.state is not _PREPARING:
             return
         try:
             self.await_prepare(submit)
@@ -178,7 +181,7 @@ class HomePart(Conversation):
         except TxmqError as error:
             self.refused(error)
         else:
-            self.state = BranchState.PREPARED
+            self.state = _PREPARED
             if self.of is not None:
                 crash_point("client.homes.prepared")
 
@@ -198,7 +201,7 @@ class HomePart(Conversation):
 
     def commit(self) -> None:
         """Tell the home that the transaction is committed, for certain; the answer is not awaited."""
-        self.state, self.parts = BranchState.COMMITTED, []
+        self.state, self.parts = _COMMITTED, []
         self.commits.add(self)
         if self.of is not None:
             crash_point("client.homes.commit_sent")
@@ -224,7 +227,7 @@ class HomePart(Conversation):
     @property
     def is_unwritten(self) -> bool:
         """Whether its commit could not be written, or was waited for and is not answered."""
-        if self.state is not BranchState.COMMITTED or self.lines is not None:
+        if self.state is not _COMMITTED or self.lines is not None:
             return False
         return self.is_late or not self.commits.is_written(self)
 
@@ -288,13 +291,20 @@ class PendingCommits:
     def __bool__(self) -> bool:
         return bool(self._open)
 
+    def held(self, messages: MessageBuffer, besides: str) -> list[TopicPartition]:
+        """The partitions of these messages that ``wait`` would wait for."""
+        parts = [part for part in list(self._open) if not (besides and part.uuid == besides)] if self._open else []
+        return [slot for slot in messages.slots() if any(slot in part.slots for part in parts)] if parts else []
+
     def add(self, part: HomePart) -> None:
         """Write the commit of a part, if that needs no wait; else the resolver does."""
         part.turn, part.is_open = Exclusive(), True
         self._open.append(part)
         if len(self._open) <= COMMITS_IN_FLIGHT_MAX:
-            with suppress(TxmqError):
+            try:
                 self._write(part)
+            except TxmqError:  # lost
+                return
 
     def add_once(self, part: HomePart) -> None:
         """As ``add``, if that was perhaps interrupted."""
@@ -349,7 +359,10 @@ class PendingCommits:
         try:
             if part.turn.take(me) and part.is_open:
                 if part.answer is not None and part.answer.done:
-                    self._take_or_lose(part)
+                    try:
+                        self._take(part, 0.0)
+                    except TxmqError:  # it is written again
+                        pass
                 if part.is_open and part.answer is None:
                     self._write(part)
         except TxmqError:
@@ -358,12 +371,6 @@ class PendingCommits:
             me.is_over = True
             part.turn.leave(me)
         return True
-
-    def _take_or_lose(self, part: HomePart) -> None:
-        try:
-            self._take(part, 0.0)
-        except TxmqError:  # it is written again
-            return
 
     def look_closely(self) -> None:
         """As ``look``, of a client that does nothing else: nobody has read its connection."""
@@ -398,6 +405,11 @@ class PendingCommits:
         """Wait until the commit of one part is answered. Raises as ``wait``."""
         if part in list(self._open):
             self._finish(part, deadline)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether ``make_room`` would wait."""
+        return len(self._open) >= OPEN_MAX
 
     def make_room(self, deadline: float) -> None:
         """Before a block begins: wait while too many are open. Raises as ``wait``."""

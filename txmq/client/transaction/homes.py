@@ -149,9 +149,7 @@ class TransactionHomes:
         """
         decider = self.decider
         commits = decider.commits
-        if not (commits and self._routes.is_single_home):
-            return
-        slots = [slot for slot in messages.slots() if commits.holds(slot, uuid)]
+        slots = commits.held(messages, uuid) if self._routes.is_single_home else ()
         if slots:
             decider.reach()
             try:
@@ -295,7 +293,7 @@ class TransactionHomes:
                 is_end, self._is_over = self._is_place_known, True
             if is_end:
                 self.decider.finished()
-        elif any(part.state is BranchState.LEFT for part in self.others):
+        elif self.others and any(part.state is BranchState.LEFT for part in self.others):
             self.decider.lost()  # that home asks this one, which must not wait for earlier ends to know of the rollback
         else:
             self.decider.finished()

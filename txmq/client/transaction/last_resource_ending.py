@@ -57,6 +57,14 @@ from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import home_word
 
+# An enum's member is slow to look up.
+_COMMITTED, _COMMITTED_PENDING = LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING
+_MARKER_INSERTED, _MARKER_LEFT = LastResourceEvent.MARKER_INSERTED, LastResourceEvent.MARKER_LEFT
+_PREPARED, _DATABASE_COMMITTED = LastResourceEvent.PREPARED, LastResourceEvent.DATABASE_COMMITTED
+_BODY_DONE, _COMMIT_WRITTEN = LastResourceEvent.BODY_DONE, LastResourceEvent.COMMIT_WRITTEN
+_INTERRUPTED = LastResourceEvent.INTERRUPTED
+_PART_COMMITTED = BranchState.COMMITTED
+_COMMIT_OUTCOME = Outcome.COMMITTED
 RESOLVE_S_MIN = 1.0  # for looking the decision up, even if the deadline is closer
 LOOK_UP_PAUSE_S = 0.05
 
@@ -82,7 +90,7 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         self, homes: TransactionHomes, resource: LastResource | UsedConnection, messages: MessageBuffer,
         resolver: BackgroundResolver, on_told: Callable[[Outcome], None],
     ) -> None:  # fmt: skip
-        super().__init__(homes, messages, LastResourceCoordinator(), LastResourceEvent.INTERRUPTED)
+        super().__init__(homes, messages, LastResourceCoordinator(), _EFFECTS, _INTERRUPTED)
         self._on_told, self._resolver = on_told, resolver
         self._lent: Any = None
         if isinstance(resource, UsedConnection):
@@ -104,7 +112,8 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         decider.reach()
         decider.attach_for_caller()
         try:
-            self._make_room()
+            if decider.commits.is_full:
+                self._make_room()
             self._branch = self._resource.enlist(decider.cluster, self._lent, decider.remaining_s)
             try:
                 self._resolver.add(self._resource)
@@ -141,14 +150,15 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         if body_error is not None:
             branch.note(body_error)
         is_sound = body_error is None and self.is_body_sound((branch,), failure, branch.uuid)
-        state = self.run(LastResourceEvent.BODY_DONE if is_sound else LastResourceEvent.BODY_FAILED)
+        state = self.run(_BODY_DONE if is_sound else LastResourceEvent.BODY_FAILED)
+        if state is _COMMITTED or state is _COMMITTED_PENDING:
+            self._committed(state)
+            return Ended(_COMMIT_OUTCOME, None, None, self.interrupt)  # the answers of the homes will tell
         outcome, error = self._concluded(state)
         return Ended(outcome, self._in_broker(state, outcome), error, self.interrupt)
 
-    def _in_broker(self, state: LastResourceState, outcome: Outcome) -> Outcome | None:
-        """The outcome in the broker, if known; None if the answers of the homes will tell."""
-        if outcome is Outcome.COMMITTED:
-            return None
+    def _in_broker(self, state: LastResourceState, outcome: Outcome) -> Outcome:
+        """The outcome in the broker, as far as it is known."""
         is_over = (
             outcome is Outcome.ROLLED_BACK or state is LastResourceState.HAZARD
         ) and self.is_acknowledged is not False
@@ -157,9 +167,6 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
     def _concluded(self, state: LastResourceState) -> tuple[Outcome, TransactionError | None]:
         """Leave the rest to the resolver. Returns outcome and error for the caller."""
         homes, txid = self._homes, self._decider.txid
-        if state in (LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING):
-            self._committed(state)
-            return (Outcome.COMMITTED, None)
         self._let_go()  # no home has been told anything that it would answer to
         if state is LastResourceState.UNKNOWN:
             self._leave(None)
@@ -175,10 +182,11 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
 
     def _committed(self, state: LastResourceState) -> None:
         """Leave the rest to the answers, and what is not written to the resolver."""
-        self._write_commits()  # also if an interrupt came first
+        if self._is_written is None:  # an interrupt came first
+            self._write_commits()
         for part in (self._decider, *self._homes.others):
             self._resolver.tell(part.commits)
-        if state is LastResourceState.COMMITTED_PENDING:
+        if state is _COMMITTED_PENDING:
             self._resolver.wake()
 
     def _hazarded(self) -> tuple[Outcome, TransactionError | None]:
@@ -213,40 +221,35 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
 
     # --- effects: towards the decision -------------------------------------------------------------------------------
 
-    def _carry_out(self, effect: LastResourceEffect) -> LastResourceEvent | None:
-        match effect:
-            case LastResourceEffect.SEND_PREPARE:
-                return self._send_prepare()
-            case LastResourceEffect.INSERT_MARKER:
-                return self._insert_marker()
-            case LastResourceEffect.AWAIT_PREPARED:
-                return self._await_prepared()
-            case LastResourceEffect.COMMIT_DATABASE:
-                return self._commit_database()
-            case LastResourceEffect.SEND_COMMIT:
-                return self._send_commit()
-            case LastResourceEffect.LOOK_UP:
-                return self._look_up()
-            case LastResourceEffect.ROLL_BACK_DATABASE:
-                return self._roll_back_database()
-            case LastResourceEffect.SEND_ROLLBACK:
-                return self._send_rollback()
-            case LastResourceEffect.REPORT_HAZARD:
-                return self._send_rollback(self.hazard)
+    @staticmethod
+    def effects() -> dict[LastResourceEffect, Callable[[LastResourceEnding], LastResourceEvent | None]]:
+        """What carries out each effect."""
+        return {
+            LastResourceEffect.SEND_PREPARE: LastResourceEnding._send_prepare,
+            LastResourceEffect.INSERT_MARKER: LastResourceEnding._insert_marker,
+            LastResourceEffect.AWAIT_PREPARED: LastResourceEnding._await_prepared,
+            LastResourceEffect.COMMIT_DATABASE: LastResourceEnding._commit_database,
+            LastResourceEffect.SEND_COMMIT: LastResourceEnding._send_commit,
+            LastResourceEffect.LOOK_UP: LastResourceEnding._look_up,
+            LastResourceEffect.ROLL_BACK_DATABASE: LastResourceEnding._roll_back_database,
+            LastResourceEffect.SEND_ROLLBACK: LastResourceEnding._send_rollback,
+            LastResourceEffect.REPORT_HAZARD: LastResourceEnding._report_hazard,
+        }
 
     def _send_prepare(self) -> LastResourceEvent | None:
         crash_point("client.tx.body_done")
         decider, homes = self._decider, self._homes
         try:
             homes.take(self._messages)
-            homes.stream_if_large()
+            if decider.is_large:
+                homes.stream()
             decider.prepare(partial(self._submit_prepare, decider))
-            if decider.error is None:
+            if homes.others and decider.error is None:
                 homes.stream_large_others()
                 homes.send_prepares(self._submit_prepare)
         except TxmqError as error:
             decider.refused(error)
-        return self._not_prepared(decider)
+        return None if decider.error is None else self._not_prepared(decider, decider.error)
 
     def _submit_prepare(self, part: HomePart) -> Answer:
         resource, of = self._branch.resource, "" if part.of is None else part.of.txid
@@ -257,29 +260,26 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
     def _insert_marker(self) -> LastResourceEvent:
         branch, decider = self._branch, self._decider
         if branch.leave_marker_to_commit(decider.txid, decider.timeout_s):
-            return LastResourceEvent.MARKER_LEFT
+            return _MARKER_LEFT
         try:
             branch.insert_marker(decider.txid, decider.timeout_s)
         except (RolledBackError, HeuristicError) as error:
             self.error = error
             return LastResourceEvent.MARKER_REFUSED
         crash_point("client.tx.marker_inserted")
-        return LastResourceEvent.MARKER_INSERTED
+        return _MARKER_INSERTED
 
     def _await_prepared(self) -> LastResourceEvent:
         for part in (self._decider, *self._homes.others):
             part.await_prepared(partial(self._submit_prepare, part))
-            refused = self._not_prepared(part)
-            if refused is not None:
-                return refused
+            if part.error is not None:
+                return self._not_prepared(part, part.error)
         crash_point("client.tx.prepared")
-        return LastResourceEvent.PREPARED
+        return _PREPARED
 
-    def _not_prepared(self, part: HomePart) -> LastResourceEvent | None:
+    def _not_prepared(self, part: HomePart, error: RolledBackError) -> LastResourceEvent:
         """A home is away, or late, or has refused."""
-        if part.error is None:
-            return None
-        self.error = part.error
+        self.error = error
         is_refused = part.state is BranchState.REFUSED
         return LastResourceEvent.PREPARE_REFUSED if is_refused else LastResourceEvent.PREPARE_UNKNOWN
 
@@ -297,7 +297,7 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
             return LastResourceEvent.DATABASE_REFUSED if branch.is_still_open else LastResourceEvent.DATABASE_UNKNOWN
         crash_point("client.tx.db_committed")
         branch.finish()
-        return LastResourceEvent.DATABASE_COMMITTED
+        return _DATABASE_COMMITTED
 
     def _look_up(self) -> LastResourceEvent:
         outcome = None
@@ -358,20 +358,22 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         is_written = self._write_commits()
         crash_point("client.tx.commit_sent")
         self._decider.commits.take_first()
-        return LastResourceEvent.COMMIT_WRITTEN if is_written else LastResourceEvent.COMMIT_LEFT
+        return _COMMIT_WRITTEN if is_written else LastResourceEvent.COMMIT_LEFT
 
     def _write_commits(self) -> bool:
         """Tell every home of the decision, without any wait; whether all could be written. Once is enough."""
         if self._is_written is None:
             decider, homes = self._decider, self._homes
-            for part in (decider, *homes.others):
+            parts = (decider, *homes.others)
+            for part in parts:
                 part.on_answered, part.uuid = self._was_answered, self._branch.uuid or ""
-            homes.commit_others()
-            if decider.state is not BranchState.COMMITTED:
+            if homes.others:
+                homes.commit_others()
+            if decider.state is not _PART_COMMITTED:
                 decider.commit()
             else:  # an interrupt came first
                 decider.commits.add_once(decider)
-            self._is_written = not any(part.is_unwritten for part in (decider, *homes.others))
+            self._is_written = not [part for part in parts if part.answer is None and part.is_unwritten]
         return self._is_written
 
     def _was_answered(self, part: HomePart) -> None:
@@ -397,12 +399,13 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
             self._all_answered()
 
     def _all_answered(self) -> None:
-        is_contrary = any(part.refusal is not None for part in (self._decider, *self._homes.others))
+        is_contrary, on_told = False, self._on_told
+        for part in (self._decider, *self._homes.others):
+            is_contrary |= part.refusal is not None
         if not is_contrary:
             self._resource.finished.append(self._decider.txid)
-        on_told = self._on_told
         self._let_go()
-        on_told(Outcome.UNKNOWN if is_contrary else Outcome.COMMITTED)
+        on_told(Outcome.UNKNOWN if is_contrary else _COMMIT_OUTCOME)
 
     def _let_go(self) -> None:
         """Tell nobody any more, and leave no cycle to collect."""
@@ -480,6 +483,9 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         self.hazard = Hazard(decider.txid, kind, resource.name, uuid, str(self.error))
         return LastResourceEvent.DATABASE_ENDED
 
+    def _report_hazard(self) -> LastResourceEvent:
+        return self._send_rollback(self.hazard)
+
     def _send_rollback(self, hazard: Hazard | None = None) -> LastResourceEvent:
         self.is_acknowledged, homes = False, self._homes
         homes.send_rollbacks()
@@ -501,3 +507,6 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
         except TxmqError:
             return LastResourceEvent.BROKER_UNKNOWN
         return LastResourceEvent.BROKER_ROLLED_BACK
+
+
+_EFFECTS = LastResourceEnding.effects()

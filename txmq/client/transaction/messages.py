@@ -184,25 +184,23 @@ def _keys(records: Sequence[Record]) -> frozenset[int] | None:
     return frozenset(keys)
 
 
-class Streamed:
+class Streamed(NamedTuple):
     """Parts that were sent ahead of the decision, as it states them."""
 
-    __slots__ = ("checksum", "parts", "size_bytes")
+    parts: int
+    size_bytes: int
+    checksum: int
 
-    def __init__(self) -> None:
-        self.parts = self.size_bytes = self.checksum = 0
-
-    def add(self, batch: Buffer) -> None:
+    def with_part(self, batch: Buffer) -> Streamed:
         """One part more."""
-        self.parts += 1
-        self.size_bytes += len(batch)
-        self.checksum = checksum(batch, self.checksum)
+        return Streamed(self.parts + 1, self.size_bytes + len(batch), checksum(batch, self.checksum))
 
     def extensions(self) -> dict[str, int]:
-        """``parts= bytes= crc=``; empty if nothing was streamed."""
-        if not self.parts:
-            return {}
+        """``parts= bytes= crc=``."""
         return {"parts": self.parts, "bytes": self.size_bytes, "crc": self.checksum}
+
+
+NOTHING_STREAMED = Streamed(0, 0, 0)
 
 
 class SavedOffsets(Protocol):

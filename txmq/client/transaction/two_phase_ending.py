@@ -144,7 +144,7 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
         self, homes: TransactionHomes, messages: MessageBuffer, resources: Sequence[Any] = (),
         resolver: BackgroundResolver | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(homes, messages, XACoordinator(), XAEvent.INTERRUPTED)
+        super().__init__(homes, messages, XACoordinator(), _EFFECTS, XAEvent.INTERRUPTED)
         self._resources, self._resolver = resources, resolver
         self._branches: list[XABranch] = []
         self.databases: list[DatabasePart] = []
@@ -293,29 +293,21 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
 
     # --- effects: towards the decision -------------------------------------------------------------------------------
 
-    def _carry_out(self, effect: XAEffect) -> XAEvent | None:
-        match effect:
-            case XAEffect.SEND_PARTS:
-                return self._send_parts()
-            case XAEffect.PREPARE_BRANCHES:
-                return self._prepare_branches()
-            case XAEffect.SEND_DECIDE:
-                return self._send_decide()
-            case XAEffect.COMMIT_BRANCHES:
-                return self._commit_branches()
-            case XAEffect.SEND_COMPLETE:
-                return self._send_complete()
-            case XAEffect.SEND_ROLLBACK:
-                return self._send_rollback()
-            case XAEffect.ROLL_BACK_BRANCHES:
-                return self._roll_back_branches()
-            case XAEffect.WITHDRAW:
-                self._withdraw()
-            case XAEffect.CLOSE_BRANCHES:
-                self._close_branches()
-            case XAEffect.LEAVE:
-                return self._leave()
-        return None
+    @staticmethod
+    def effects() -> dict[XAEffect, Callable[[TwoPhaseEnding], XAEvent | None]]:
+        """What carries out each effect."""
+        return {
+            XAEffect.SEND_PARTS: TwoPhaseEnding._send_parts,
+            XAEffect.PREPARE_BRANCHES: TwoPhaseEnding._prepare_branches,
+            XAEffect.SEND_DECIDE: TwoPhaseEnding._send_decide,
+            XAEffect.COMMIT_BRANCHES: TwoPhaseEnding._commit_branches,
+            XAEffect.SEND_COMPLETE: TwoPhaseEnding._send_complete,
+            XAEffect.SEND_ROLLBACK: TwoPhaseEnding._send_rollback,
+            XAEffect.ROLL_BACK_BRANCHES: TwoPhaseEnding._roll_back_branches,
+            XAEffect.WITHDRAW: TwoPhaseEnding._withdraw,
+            XAEffect.CLOSE_BRANCHES: TwoPhaseEnding._close_branches,
+            XAEffect.LEAVE: TwoPhaseEnding._leave,
+        }
 
     def _send_parts(self) -> XAEvent | None:
         crash_point("client.xa.body_done")
@@ -484,6 +476,9 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
                 database.job.when_free(database.leave)
             else:
                 work()
+
+
+_EFFECTS = TwoPhaseEnding.effects()
 
 
 def _maybe_prepared(error: Exception, txid: str) -> RolledBackError:

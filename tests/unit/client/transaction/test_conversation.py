@@ -200,7 +200,7 @@ def test_streamed_parts_are_stated_by_the_decision(deal: Deal) -> None:
 
 def test_streamed_parts_stated_otherwise_are_refused(deal: Deal) -> None:
     deal.stream(b"1")
-    deal.home.streamed.add(b"more")
+    deal.home.streamed = deal.home.streamed.with_part(b"more")
     with pytest.raises(TransactionConflictError):
         deal.home.commit_local([])
     deal.home.rollback()
@@ -289,7 +289,7 @@ def test_complete_of_an_unseen_transaction_or_no_branch_is_refused(deal: Deal) -
 
 def test_streamed_parts_are_decided_as_well(deal: Deal) -> None:
     deal.stream(b"1")
-    deal.home.streamed.add(b"more")
+    deal.home.streamed = deal.home.streamed.with_part(b"more")
     with pytest.raises(TransactionConflictError):
         deal.decide()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.transaction.messages import MessageBuffer, Streamed
+from txmq.client.transaction.messages import NOTHING_STREAMED, MessageBuffer
 from txmq.log.batch import checksum
 from txmq.log.records import Record, decode
 from txmq.model import SendStatus
@@ -72,11 +72,7 @@ def test_a_partition_without_a_line_keeps_its_results_pending() -> None:
 
 
 def test_what_was_streamed_is_stated_as_the_broker_counts_it() -> None:
-    streamed = Streamed()
-    assert streamed.extensions() == {}
-    batches = [b"one", b"three"]
-    for batch in batches:
-        streamed.add(batch)
+    streamed = NOTHING_STREAMED.with_part(b"one").with_part(b"three")
     assert streamed.extensions() == {"parts": 2, "bytes": 8, "crc": checksum(b"onethree", 0)}
 
 
