@@ -25,6 +25,7 @@ from tools.simulated.stand_in import AnyClass
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.transaction_checks import state_of
+from txmq.client.producer.headers import Content
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.home_part import PendingCommits
 from txmq.client.transport.session import ClientSession
@@ -307,11 +308,12 @@ class SimulatedBroker(AnyClass):
         transaction = current_transaction()
         if transaction is None:
             raise BadRequestError("the fake sends in blocks only")
-        partition, record = self.route(topic, value, key)
+        partition, record = self.route(topic, (key, value, None, None))
         return transaction.add(topic, partition, *record)
 
-    def route(self, topic: str, value: bytes, key: bytes | None = None, *_: object) -> tuple[int, Record]:
+    def route(self, topic: str, message: Content, *_: object) -> tuple[int, Record]:
         """To partition 0; with a key, to the one of its first byte modulo 2."""
+        key, value = message[:2]
         return key[0] % 2 if key else 0, (key, value, [], self.clock.now_ms())
 
 

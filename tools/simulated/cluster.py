@@ -16,6 +16,7 @@ from tools.simulated.routes import SimulatedRoutes
 from tools.simulated.stand_in import AnyClass
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.cluster.registry_asks import Answer
+from txmq.client.producer.message_checks import Content
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record
@@ -106,8 +107,9 @@ class SimulatedCluster(AnyClass):
         """Any home."""
         return self.routes.any_link().new_connection()
 
-    def route(self, topic: str, value: bytes, key: bytes | None = None, *_: object) -> tuple[int, Record]:
+    def route(self, topic: str, message: Content, *_: object) -> tuple[int, Record]:
         """To the partition of the key's first byte; without a key, to partition 0."""
+        key, value = message[:2]
         return key[0] % len(self.homes) if key else 0, (key, value, [], self.clock.now_ms())
 
     def values(self, topic: str) -> list[bytes | None]:

@@ -68,7 +68,7 @@ class Transaction(Facade[block.Transaction]):
 
         def add() -> SendResult:
             with self._turn:
-                where, record = router.route(topic, value, key, headers, tag, partition)
+                where, record = router.route(topic, (key, value, headers, tag), partition, None)
                 return self.inner.add(topic, where, *record)
 
         return await self.host.run(add)

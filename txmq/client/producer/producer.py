@@ -149,18 +149,12 @@ class Producer:
         Durability: an acknowledged message is on the broker's disk, unless its ``sync`` setting says otherwise.
         """
         transaction = enclosing(self.client)
-        wait_s_max = self._timeout_s(timeout) if transaction is None else None
-        where, record = self._routed(topic, (key, value, headers, tag), partition, wait_s_max)
         if transaction is not None:
+            where, record = self.route(topic, (key, value, headers, tag), partition, None)
             return transaction.add(topic, where, *record)
-        return self._send_alone(topic, where, record, self._deadline(timeout), partition is None)
-
-    def route(
-        self, topic: str, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, tag: str | None,
-        partition: int | None,
-    ) -> tuple[int, Record]:  # fmt: skip
-        """For ``tx.send``: check a message that joins a transaction; returns its partition and its record."""
-        return self._routed(topic, (key, value, headers, tag), partition, None)
+        timeout_s = self._timeout_s(timeout)
+        where, record = self.route(topic, (key, value, headers, tag), partition, timeout_s)
+        return self._send_alone(topic, where, record, self.client.clock.monotonic() + timeout_s, partition is None)
 
     def send_async(
         self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
@@ -174,7 +168,7 @@ class Producer:
         if transaction is None:
             return self.send_outside(topic, (key, value, headers, tag), partition, timeout)
         future: Future[SendResult] = Future()
-        where, record = self._routed(topic, (key, value, headers, tag), partition, None)
+        where, record = self.route(topic, (key, value, headers, tag), partition, None)
         future.set_result(transaction.add(topic, where, *record))
         return future
 
@@ -204,7 +198,7 @@ class Producer:
         self, topic: str, message: Content, partition: int | None, timeout: float | None
     ) -> Future[SendResult]:
         """As ``send_async``, of a message that joins no transaction, whatever the caller stands in."""
-        where, record = self._routed(topic, message, partition, self._timeout_s(timeout))
+        where, record = self.route(topic, message, partition, self._timeout_s(timeout))
         return self._send_alone_async(topic, where, record, self._deadline(timeout), partition is None)
 
     def _send_alone(
@@ -354,20 +348,20 @@ class Producer:
         refuse_enclosed(self.client, "a half message is a transaction of its own: send it outside of this block")
         require_transaction_timeout(timeout)
         half = HalfMessage(self.client, self._checks, timeout, self.settings.compression).reach()
-        where, record = self._routed(topic, (key, value, headers, tag), partition, self._timeout_s(None))
+        where, record = self.route(topic, (key, value, headers, tag), partition, self._timeout_s(None))
         self._checks.start()  # a forked child has no thread yet
         return half.prepare(topic, where, record)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
-    def _routed(
+    def route(
         self, topic: str, message: Content,
         partition: int | None, wait_s_max: float | None,
     ) -> tuple[int, Record]:  # fmt: skip
         """Check a message (key, value, headers, tag); returns its partition and its record.
 
         Args:
-            wait_s_max: as ``_asked``.
+            wait_s_max: as ``_asked``: None for one that joins a transaction.
         """
         if self._closed:
             raise ClosedError("the producer is closed")
@@ -375,8 +369,10 @@ class Producer:
         return self._partition_for(topic, record, message[3], partition, wait_s_max), record
 
     def _timeout_s(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self.settings.timeout
         require_wait(timeout)
-        return self.settings.timeout if timeout is None else timeout
+        return timeout
 
     def _partitions_of(self, topic: str, wait_s_max: float | None) -> int:
         topics = self.client.topics
@@ -416,6 +412,8 @@ class Producer:
                 topics = self.client.topics
                 partitions = self._asked(lambda seconds: topics.refresh(topic, seconds), wait_s_max).config.partitions
             return checked(partition, topic, partitions)
+        if self._key_hash is not None and record[0] is not None:
+            return self._key_hash.partition_of(record[0], partitions)
         return self._select(topic, partitions, record, tag)
 
     def _select(self, topic: str, partitions: int, record: Record, tag: str | None) -> int:

@@ -115,7 +115,7 @@ class Transaction:
             A result with status PENDING; ``results`` has the offsets once the block is over.
         """
         self.require_use()
-        where, record = self._producer.route(topic, value, key, headers, tag, partition)
+        where, record = self._producer.route(topic, (key, value, headers, tag), partition, None)
         return self.add(topic, where, *record)
 
     def add(
@@ -330,10 +330,10 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         try:
-            if self._is_parents:
-                self._left_by_child(error)
-            else:
+            if self._process == current_process() or not self._process:
                 self._end(self._require_open(), error)
+            else:
+                self._left_by_child(error)
         except BaseException as interrupt:
             self._end_if_interrupted_before(interrupt)
             raise
@@ -351,7 +351,8 @@ class Transaction:
         assert ending is not None
         with self._lock:
             self._state = "over"
-        self.leave_contexts()
+        if self._entered is not None:
+            self._entered.end()
         try:
             self.outcome, in_broker, problem, interrupt = ending.end(body_error, self._failure)
         finally:
@@ -405,7 +406,7 @@ class Transaction:
 
     def _ending_of(self, homes: TransactionHomes) -> Ending:
         if self._resource is not None:
-            resolver = resolver_of(self.client)
+            resolver = self.client.resolver or resolver_of(self.client)
             return LastResourceEnding(homes, self._resource, self._messages, resolver, self._ended_in_broker)
         if self._xa_resources:
             return TwoPhaseEnding(homes, self._messages, self._xa_resources, resolver_of(self.client))

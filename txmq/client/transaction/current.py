@@ -109,7 +109,7 @@ class Entered:
         self._frames = []
         entered = _entered.get()
         if entered is not None and entered.transaction is None:
-            _entered.set(_open(entered))
+            _entered.set(None if entered.outer is None else _open(entered.outer))
 
 
 _entered: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", default=None)
@@ -123,7 +123,8 @@ _holding: Final[dict[FrameType, Entered]] = {}  # generators in which blocks of 
 def enter(transaction: Enclosing) -> Entered:
     """Let the callers stand in a block from now on, until ``Entered.end``."""
     frames, is_captive = _holders(frame_above())
-    entered = Entered(transaction, _open(_entered.get()), frames, is_captive=is_captive)
+    outer = _entered.get()
+    entered = Entered(transaction, None if outer is None else _open(outer), frames, is_captive=is_captive)
     for frame in frames:
         _holding[frame] = entered
     _entered.set(entered)
@@ -169,8 +170,9 @@ def enclosing(client: object) -> Enclosing | None:
     """
     transaction = current_transaction()
     if transaction is None:
-        refuse_stray()
-        branch = associated_branch(client)
+        if _used.get() is not None or _entered.get() is not None:
+            refuse_stray()
+        branch = associated_branch(client) if _associated.get() else None
         if branch is None and SEND_WATCHERS:
             for watcher in tuple(SEND_WATCHERS):
                 watcher()

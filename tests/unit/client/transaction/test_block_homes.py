@@ -404,5 +404,5 @@ def test_no_branch_is_called_absent_while_a_home_is_away(cluster: SimulatedClust
 def _join(cluster: SimulatedCluster, key: bytes) -> None:
     branch = associated_branch(cluster)
     assert branch is not None
-    partition, record = cluster.route("orders", b"1", key)
+    partition, record = cluster.route("orders", (key, b"1", None, None))
     branch.add("orders", partition, *record)

@@ -45,7 +45,7 @@ def resource(cluster: SimulatedCluster) -> BrokerXAResource:
 def send(cluster: SimulatedCluster, number: int, value: bytes = b"v") -> None:
     branch = associated_branch(cluster)
     assert branch is not None
-    partition, record = cluster.route("orders", value, bytes([number]))
+    partition, record = cluster.route("orders", (bytes([number]), value, None, None))
     branch.add("orders", partition, *record)
 
 
