@@ -55,7 +55,9 @@ class CallLimit:
         if self._ask is not None:
             with suppress(Exception):  # closed before, whatever the driver says then
                 self._descriptor = self._ask()  # not while a call is under way: mysqlclient refuses then
-                _watch.add(self)
+                _watch.limits.add(self)
+                if not _watch.is_running:
+                    _watch.start()
 
     def extend(self, seconds: float) -> None:
         """They may wait so long from now on, at least."""
@@ -101,23 +103,18 @@ class _Watch:
 
     def __init__(self) -> None:
         self.limits: set[CallLimit] = set()  # added and discarded by one call each, so no lock is needed
-        self._is_running, self._lock = False, threading.Lock()
+        self.is_running, self._lock = False, threading.Lock()
         watch_forks(self)
 
-    def add(self, limit: CallLimit) -> None:
-        self.limits.add(limit)
-        if not self._is_running:
-            self._start()
-
-    def _start(self) -> None:
+    def start(self) -> None:
         with self._lock:
-            if self._is_running:
+            if self.is_running:
                 return
-            self._is_running = True
+            self.is_running = True
             try:
                 threading.Thread(target=self._run, name=_THREAD_NAME, daemon=True).start()
             except RuntimeError:  # the interpreter ends, or there are too many: calls wait as they did without a limit
-                self._is_running = False
+                self.is_running = False
 
     def _run(self) -> None:
         idle, pause = 0, Signal()
@@ -130,13 +127,13 @@ class _Watch:
 
     def _ends(self) -> bool:
         with self._lock:
-            self._is_running = bool(self.limits)
-            return not self._is_running
+            self.is_running = bool(self.limits)
+            return not self.is_running
 
     def forked(self) -> None:
         """In a child there is no thread, and the calls are the parent's."""
         self.limits.clear()
-        self._is_running, self._lock = False, threading.Lock()
+        self.is_running, self._lock = False, threading.Lock()
 
 
 _watch = _Watch()

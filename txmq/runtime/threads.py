@@ -102,7 +102,7 @@ _watched: Callable[[], Strand | None] = _no_strand
 
 def current_strand() -> Strand | None:
     """The strand in which the caller runs; None: a thread of its own."""
-    return _watched()
+    return None if _watched is _no_strand else _watched()
 
 
 def watch_strands(current: Callable[[], Strand | None]) -> None:

@@ -306,7 +306,7 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         self.begin()
-        self.enter_context()
+        self._entered = enter(self)
         return self
 
     def enter_context(self) -> None:
@@ -356,7 +356,7 @@ class Transaction:
         try:
             self.outcome, in_broker, problem, interrupt = ending.end(body_error, self._failure)
         finally:
-            if ending.has_begun and in_broker is not None:
+            if self._acks is not None and ending.has_begun and in_broker is not None:
                 self._ended_in_broker(in_broker)
             for part in homes.others:
                 if part.is_pending:
@@ -409,7 +409,8 @@ class Transaction:
             resolver = self.client.resolver or resolver_of(self.client)
             return LastResourceEnding(homes, self._resource, self._messages, resolver, self._ended_in_broker)
         if self._xa_resources:
-            return TwoPhaseEnding(homes, self._messages, self._xa_resources, resolver_of(self.client))
+            resolver = self.client.resolver or resolver_of(self.client)
+            return TwoPhaseEnding(homes, self._messages, self._xa_resources, resolver)
         return LocalEnding(homes, self._messages)
 
     def _stream(self, homes: TransactionHomes) -> None:

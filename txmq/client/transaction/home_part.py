@@ -293,8 +293,11 @@ class PendingCommits:
 
     def held(self, messages: MessageBuffer, besides: str) -> list[TopicPartition]:
         """The partitions of these messages that ``wait`` would wait for."""
-        parts = [part for part in list(self._open) if not (besides and part.uuid == besides)] if self._open else []
-        return [slot for slot in messages.slots() if any(slot in part.slots for part in parts)] if parts else []
+        found: list[TopicPartition] = []
+        for part in list(self._open):
+            if not (besides and part.uuid == besides):
+                found += [slot for slot in messages.slots() if slot in part.slots and slot not in found]
+        return found
 
     def add(self, part: HomePart) -> None:
         """Write the commit of a part, if that needs no wait; else the resolver does."""

@@ -257,11 +257,16 @@ class TransactionHomes:
 
     def decided(self, lines: Sequence[PartResult]) -> None:
         """Take the answer to the decision: nothing of the same keys must pass what waits for its place."""
-        slots = {(line.topic, line.partition) for line in lines if line.base_offset is None}
-        if slots:
-            decider, self._lock = self.decider, Lock()
-            decider.slots, decider.on_answered = slots, self._was_placed
-            decider.commits.add(decider)
+        for line in lines:
+            if line.base_offset is None:
+                self._await_places(lines)
+                return
+
+    def _await_places(self, lines: Sequence[PartResult]) -> None:
+        decider, self._lock = self.decider, Lock()
+        decider.slots = {(line.topic, line.partition) for line in lines if line.base_offset is None}
+        decider.on_answered = self._was_placed
+        decider.commits.add(decider)
 
     def _was_placed(self, _decider: HomePart) -> None:
         assert self._lock is not None

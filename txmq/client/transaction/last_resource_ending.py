@@ -373,7 +373,10 @@ class LastResourceEnding(CoordinatedEnding[LastResourceState, LastResourceEvent,
                 decider.commit()
             else:  # an interrupt came first
                 decider.commits.add_once(decider)
-            self._is_written = not [part for part in parts if part.answer is None and part.is_unwritten]
+            is_written = True
+            for part in parts:
+                is_written &= part.answer is not None or not part.is_unwritten
+            self._is_written = is_written
         return self._is_written
 
     def _was_answered(self, part: HomePart) -> None:

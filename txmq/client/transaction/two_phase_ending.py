@@ -82,14 +82,14 @@ class DatabasePart:
         complete: the answer to ``complete``, once that was sent.
     """
 
-    __slots__ = ("branch", "complete", "error", "job", "state")
+    __slots__ = ("_txid", "branch", "complete", "error", "job", "state")
 
-    def __init__(self, branch: XABranch, job: Job) -> None:
-        self.branch, self.job, self.state = branch, job, BranchState.ACTIVE
+    def __init__(self, branch: XABranch, job: Job, txid: str) -> None:
+        self.branch, self.job, self._txid, self.state = branch, job, txid, BranchState.ACTIVE
         self.error: TransactionError | None = None
         self.complete: Answer | None = None
 
-    def prepare(self, txid: str) -> None:
+    def prepare(self) -> None:
         """Ask the database to prepare; afterwards ``state`` says what is known."""
         self.state = BranchState.PREPARING
         try:
@@ -97,7 +97,7 @@ class DatabasePart:
         except (RolledBackError, HeuristicError) as error:
             self.error, self.state = error, BranchState.REFUSED
         except Exception as error:  # noqa: BLE001  a driver's: it may be prepared
-            self.error = _maybe_prepared(error, txid)
+            self.error = _maybe_prepared(error, self._txid)
         else:
             self.state = BranchState.PREPARED
             crash_point("client.xa.prepared")
@@ -172,7 +172,8 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
                 branch.roll_back(False)
             homes.finished()
             raise
-        self.databases = [DatabasePart(branch, Job() if len(branches) > 1 else _ALONE) for branch in branches]
+        jobs = [Job() if len(branches) > 1 else _ALONE for _ in branches]
+        self.databases = [DatabasePart(branch, job, decider.txid) for branch, job in zip(branches, jobs, strict=True)]
 
     def connection(self, resource: Any) -> Any:
         """See ``Ending``."""
@@ -318,7 +319,8 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
             beside = len(self.databases) * _ENTRY_SIZE_BYTES_MAX
             if decider.streamed.parts or not decider.fits_one_request(decider.parts, beside):
                 homes.stream()
-            homes.stream_large_others()
+            if homes.others:
+                homes.stream_large_others()
         except TxmqError as error:
             self.error = rolled_back(error, decider.txid)
             return XAEvent.PARTS_REFUSED
@@ -326,13 +328,21 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
 
     def _prepare_branches(self) -> XAEvent:
         homes, decider = self._homes, self._decider
-        homes.send_prepares(self._submit_branch)
-        with suppress(TxmqError):  # raised again when they must be sent
+        if homes.others:
+            homes.send_prepares(self._submit_branch)
+        try:
             self._encoded = decider.encoded(decider.parts)  # the homes work meanwhile
-        self._on_all([partial(database.prepare, decider.txid) for database in self.databases])
-        homes.await_prepared(self._submit_branch)
-        errors = (*(database.error for database in self.databases), *(part.error for part in homes.others))
-        self.error = next((error for error in errors if error is not None), None)
+        except TxmqError:  # raised again when they must be sent
+            pass
+        self._on_all(DatabasePart.prepare)
+        if homes.others:
+            homes.await_prepared(self._submit_branch)
+        error: TransactionError | None = None
+        for database in self.databases:
+            error = error or database.error
+        for part in homes.others:
+            error = error or part.error
+        self.error = error
         return vote(self._states)
 
     def _submit_branch(self, part: HomePart) -> Answer:
@@ -391,14 +401,16 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
     # --- effects: after it -------------------------------------------------------------------------------------------
 
     def _commit_branches(self) -> XAEvent:
-        self._homes.commit_others()
-        self._on_all([database.commit for database in self.databases])
-        return committed(database.state for database in self.databases)
+        if self._homes.others:
+            self._homes.commit_others()
+        self._on_all(DatabasePart.commit)
+        return committed([database.state for database in self.databases])
 
     def _send_complete(self) -> XAEvent:
         """Not awaited: if it is lost, a resolver finds the branch in the broker's list."""
         crash_point("client.xa.all_committed")
-        self._homes.commit_others()  # an interrupt may have come first
+        if self._homes.others:
+            self._homes.commit_others()  # an interrupt may have come first
         try:
             for database in self.databases:
                 if database.state is BranchState.COMMITTED and database.complete is None:
@@ -437,13 +449,14 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
 
     def _roll_back_branches(self) -> XAEvent:
         self._homes.send_rollbacks()
-        self._on_all([database.roll_back for database in self.databases])
+        self._on_all(DatabasePart.roll_back)
         self._homes.await_rolled_back()
         return branches_rolled_back(self._states)
 
     @property
     def _states(self) -> list[BranchState]:
-        return [*(database.state for database in self.databases), *(part.state for part in self._homes.others)]
+        states = [database.state for database in self.databases]
+        return states + [part.state for part in self._homes.others] if self._homes.others else states
 
     def _withdraw(self) -> None:
         if self._decider.streamed.parts:
@@ -461,21 +474,22 @@ class TwoPhaseEnding(CoordinatedEnding[XAState, XAEvent, XAEffect]):
         self._close_branches()
         return XAEvent.LEFT
 
-    def _on_all(self, works: Sequence[Callable[[], None]]) -> None:
-        if len(works) < 2:
-            for work in works:
-                work()
+    def _on_all(self, work: Callable[[DatabasePart], None]) -> None:
+        databases = self.databases
+        if len(databases) < 2:
+            for database in databases:
+                work(database)
             return
-        late = [database for database in self.databases if database.job.is_busy]
+        late = [database for database in databases if database.job.is_busy]
         if not late:
-            run_all([database.job for database in self.databases], works)
+            run_all([database.job for database in databases], [partial(work, database) for database in databases])
             return
         # After an interrupt: late jobs end in their own threads, the others here.
-        for database, work in zip(self.databases, works, strict=True):
+        for database in databases:
             if database.job.is_busy:
                 database.job.when_free(database.leave)
             else:
-                work()
+                work(database)
 
 
 _EFFECTS = TwoPhaseEnding.effects()

@@ -393,9 +393,11 @@ class Branch:
 
     def finish(self) -> None:
         """The transaction has ended: the connection may be used again."""
-        self._guard.end()
+        if not self._guard.is_over:
+            self._guard.end()
         self._limit.end()
-        self._end_turn()
+        if self._turn is not None:
+            self._end_turn()
         if not self._has_let_go:
             self._has_let_go = True
             if self._is_own and self._guard.is_changed:

@@ -110,25 +110,30 @@ class MySQLBranch:
 
     def end_body(self) -> None:
         """See ``XABranch``."""
-        with self._limit:
-            self._end_body()
-
-    def _end_body(self) -> None:
-        self._guard.end()
-        if self._guard.error is None:
-            try:
+        guard, limit = self._guard, self._limit
+        guard.end()
+        limit.calls += 1
+        try:
+            if guard.error is None:
                 discard_results(self._session.connection)
-            except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
-                self._guard.error = error
-        if self._guard.error is not None:
-            raise self._rolled_back(f"a statement failed: {self._guard.error}", self._guard.error)
+        except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
+            guard.error = error
+        finally:
+            limit.calls -= 1
+        if guard.error is not None:
+            raise self._rolled_back(f"a statement failed: {guard.error}", guard.error)
         if self._writes_before is not None:
-            self._wrote = self._writes() != self._writes_before
+            with limit:
+                self._wrote = self._writes() != self._writes_before
 
     def prepare(self) -> None:
         """See ``XABranch``."""
-        with self._limit:
+        limit = self._limit
+        limit.calls += 1
+        try:
             self._prepare()
+        finally:
+            limit.calls -= 1
 
     def _prepare(self) -> None:
         end, table, uuid = self._xa("END"), self._session.table, self.resource.uuid or ""
@@ -173,13 +178,16 @@ class MySQLBranch:
         """See ``XABranch``."""
         if self._has_ended:
             return True
-        self._limit.extend(END_S_MIN)
+        limit = self._limit
+        limit.extend(END_S_MIN)
+        limit.calls += 1
         try:
-            with self._limit:
-                execute(self._session.connection, self._xa("COMMIT"))
+            execute(self._session.connection, self._xa("COMMIT"))
         except Exception as error:  # noqa: BLE001  of any driver's; the resolver finds out
             self._left_to_the_resolver("commit", error)
             return False
+        finally:
+            limit.calls -= 1
         self._has_ended = True
         self._session.committed_at = self.resource.clock.monotonic()
         self.finish()

@@ -121,14 +121,16 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
         limit = session.limit
         limit.begin(max(timeout_s, WAIT_S_MIN))
+        limit.calls += 1
         try:
-            with limit:
-                return self._begun(session, txid, timeout_s, is_own=is_own)
+            return self._begun(session, txid, timeout_s, is_own=is_own)
         except BaseException as error:
             limit.end()
             if limit.has_passed and isinstance(error, Exception):
                 raise caused(TransactionTimeoutError(NO_ANSWER, txid), error) from error
             raise
+        finally:
+            limit.calls -= 1
 
     def _begun(
         self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool

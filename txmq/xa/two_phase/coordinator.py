@@ -140,6 +140,7 @@ class BranchState(enum.Enum):
 
 
 _MAY_BE_PREPARED = frozenset({BranchState.PREPARING, BranchState.PREPARED})
+_ALL_PREPARED, _ALL_COMMITTED = frozenset({BranchState.PREPARED}), frozenset({BranchState.COMMITTED})
 _S, _E, _F = XAState, XAEvent, XAEffect
 _Step = tuple[XAState, tuple[XAEffect, ...]]
 
@@ -202,14 +203,14 @@ TRANSITIONS: dict[tuple[XAState, XAEvent], _Step] = {
 def vote(branches: Iterable[BranchState]) -> XAEvent:
     """The event of all branches, when each has been asked to prepare."""
     states = set(branches)
-    if states <= {BranchState.PREPARED}:
+    if states <= _ALL_PREPARED:
         return XAEvent.PREPARED
     return XAEvent.MAYBE_PREPARED if states & _MAY_BE_PREPARED else XAEvent.NOT_PREPARED
 
 
 def committed(branches: Iterable[BranchState]) -> XAEvent:
     """The event of all branches, when each has been asked to commit."""
-    return XAEvent.BRANCHES_COMMITTED if set(branches) <= {BranchState.COMMITTED} else XAEvent.SOME_COMMITTED
+    return XAEvent.BRANCHES_COMMITTED if _ALL_COMMITTED.issuperset(branches) else XAEvent.SOME_COMMITTED
 
 
 def branches_rolled_back(branches: Iterable[BranchState]) -> XAEvent:
