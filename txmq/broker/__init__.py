@@ -1,2 +1,2 @@
-"""The broker: a deterministic core (``core``, ``state``, ``transactions``, ...), a store over one data directory, and
-the sockets around them (``server``, ``process``)."""
+"""The broker: a deterministic core (``core``, ``state``, ``verbs``), the ``commit`` pipeline over one data directory, and
+the sockets around them (``shell``)."""

@@ -29,7 +29,7 @@ from txmq.log import records
 from txmq.model import Message
 from txmq.protocol.branches import encode_branch
 from txmq.protocol.grammar import VERBS
-from txmq.protocol.halves import DueHalf, split_halves
+from txmq.protocol.half_messages import DueHalf, split_halves
 
 from .group_support import pass_time
 from .support import node, restarted, stated

@@ -396,7 +396,7 @@ class Branch:
         if not self._guard.is_over:
             self._guard.end()
         self._limit.end()
-        if self._turn is not None:
+        if self._lease is not None:
             self._end_turn()
         if not self._has_let_go:
             self._has_let_go = True

@@ -140,7 +140,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         deadline_ms = self.installation.deadline_ms(session, timeout_s)
         committed_at, session.committed_at = session.committed_at, float("-inf")
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S
-        pipelines_start = is_own and is_fresh and session.may_start_late and self.has_marker
+        pipelines_start = is_own and is_fresh and session.may_pipeline_start and self.has_marker
         return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, pipelines_start=pipelines_start)
 
     def _drawn(self, cluster: str) -> MySQLRecovery:
