@@ -194,7 +194,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tools.suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}; all by default")
-    parser.add_argument("--workers", type=int, default=3, help="processes that run tests (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=5, help="processes that run tests (default %(default)s)")
     parser.add_argument(
         "--order", metavar="SEED", help="files of tests in an order drawn from SEED, a number, or 'random'"
     )

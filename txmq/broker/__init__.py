@@ -1,2 +1,2 @@
-"""The broker: a deterministic core (``core``, ``state``, ``verbs``), the ``commit`` pipeline over one data directory, and
-the sockets around them (``shell``)."""
+"""The broker: a deterministic core (``core``, ``state``, ``verbs``), the pipeline over one data directory
+(``commit``), and the sockets around them (``shell``)."""
