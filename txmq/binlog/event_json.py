@@ -1,8 +1,7 @@
 """Change events: the JSON that stands in the topics, and the key of each. docs/binlog.md describes it; it is stable.
 
 Values are written as ``decoded_changes.py`` holds them; bytes in base64, and ``source.binary`` names those columns.
-Numbers are
-exact: a BIGINT may be above 2^53, and needs a reader that does not round.
+Numbers are exact: a BIGINT may be above 2^53, and needs a reader that does not round.
 
 The key is the JSON array of the key columns' values; without a key, of one string: a checksum of the row.
 An update that changes the key becomes ``d`` under the old key and ``c`` under the new one, in that order, because both

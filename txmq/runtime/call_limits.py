@@ -51,7 +51,7 @@ class CallLimit:
 
     def begin(self, seconds: float) -> None:
         """From now on calls may wait so long, all together. No call is under way."""
-        self._until, self.has_passed = time.monotonic() + seconds, False
+        self._until = time.monotonic() + seconds
         if self._ask is not None:
             with suppress(Exception):  # closed before, whatever the driver says then
                 self._descriptor = self._ask()  # not while a call is under way: mysqlclient refuses then

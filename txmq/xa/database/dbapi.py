@@ -7,7 +7,7 @@ any driver works that the application has.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from inspect import iscoroutine, iscoroutinefunction
@@ -141,12 +141,17 @@ def may_change_threads(connection: Any) -> bool:
 
 def limit_of(connection: Any) -> CallLimit:
     """A limit for the calls on a connection; without effect where no socket is found, as with SQLite."""
+    return CallLimit(descriptor_of(connection))
+
+
+def descriptor_of(connection: Any) -> Callable[[], int] | None:
+    """What tells the descriptor of a connection's socket; None if it has none, as with SQLite."""
     inner = innermost(of_driver(connection))
     for found in (inner, getattr(inner, "_sock", None)):  # PyMySQL does not tell its own
-        descriptor = getattr(found, "fileno", None)
+        descriptor: Callable[[], int] | None = getattr(found, "fileno", None)
         if callable(descriptor):
-            return CallLimit(descriptor)
-    return CallLimit()
+            return descriptor
+    return None
 
 
 def _is_connection(found: Any) -> bool:

@@ -31,7 +31,7 @@ from txmq.errors import ConfigError, RolledBackError, TransactionStateError
 from txmq.model import is_valid_name
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import watch_forks
-from txmq.xa.database.dbapi import Connection, innermost, is_error, is_integrity_error, limit_of, run, silence_copy
+from txmq.xa.database.dbapi import Connection, descriptor_of, innermost, is_error, is_integrity_error, run, silence_copy
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.idle_sessions import IdleLimit
 from txmq.xa.database.marker_schema import create_tables, look_for_key, statements
@@ -58,7 +58,7 @@ class DatabaseSession:
         is_answer_owed: the answer to that is unread.
         compound: what is prepared on it.
         idle_limit: what MySQL or MariaDB was told about blocks that stand still.
-        limit: of the calls on it, which a block begins and ends.
+        descriptor: what tells that of its socket, for the limit of a block's calls; None: it has none.
     """
 
     __slots__ = (
@@ -68,10 +68,10 @@ class DatabaseSession:
         "clock_ahead_ms",
         "compound",
         "connection",
+        "descriptor",
         "idle_limit",
         "is_answer_owed",
         "is_bound_to_thread",
-        "limit",
         "table",
         "takes_packets",
     )
@@ -81,12 +81,12 @@ class DatabaseSession:
         self.clock_ahead_ms, self.takes_packets, self.is_bound_to_thread = 0, False, False
         self.checked = self.begun_at = float("-inf")
         self.compound, self.idle_limit, self.is_answer_owed = Compound(), IdleLimit(), False
-        self.limit = limit_of(connection)
+        self.descriptor = descriptor_of(connection)
 
     def on(self, connection: Any) -> DatabaseSession:
         """The same session on this connection; None: without a reference to one."""
         session = copy(self)
-        session.connection, session.limit = connection, limit_of(connection)
+        session.connection, session.descriptor = connection, descriptor_of(connection)
         return session
 
     def begin_with(self, settings: tuple[str, ...]) -> None:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutError, caused
+from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import is_error, is_integrity_error, run
 from txmq.xa.database.dialects import Dialect, waiting_shortly
@@ -56,7 +57,7 @@ class Branch:
         self, resource: LastResource, session: DatabaseSession, *, is_own: bool, timeout_s: float
     ) -> None:  # fmt: skip
         self.resource, self._session, self._is_own = resource, session, is_own
-        limit = self._limit = session.limit
+        limit = self._limit = CallLimit(session.descriptor)
         self.uuid = resource.installation.uuid or ""
         connection = session.connection
         knows_state = session.table.dialect.name == "sqlite" and hasattr(connection, "in_transaction")
@@ -68,17 +69,15 @@ class Branch:
         self.connection = guarded(session.connection, self._guard)
         self._lease: WriterLease | None = None
         limit.begin(max(timeout_s, WAIT_S_MIN))
-        limit.calls += 1
         try:
-            self._begin(session, timeout_s)
+            with limit:
+                self._begin(session, timeout_s)
         except BaseException as error:
             limit.end()
             self._end_turn()
             if limit.has_passed and isinstance(error, Exception):
                 raise caused(TransactionTimeoutError(NO_ANSWER), error) from error
             raise
-        finally:
-            limit.calls -= 1
 
     def _begin(self, session: DatabaseSession, timeout_s: float) -> None:
         is_begun = session.begun_at != _NEVER and self._is_begun(session)
@@ -126,9 +125,8 @@ class Branch:
             RolledBackError: a statement failed, or the connection is lost.
             HeuristicError: the body ended the transaction by itself: its earlier work may be committed.
         """
-        guard, limit, connection = self._guard, self._limit, self._session.connection
-        limit.calls += 1
-        try:
+        guard, connection = self._guard, self._session.connection
+        with self._limit:
             guard.end()
             if guard.error is not None:
                 raise self._failed(f"a statement failed: {guard.error}", guard.error)
@@ -140,8 +138,6 @@ class Branch:
                     self._has_savepoint = False
             except Exception as error:
                 raise caused(self._not_released(error), error) from error
-        finally:
-            limit.calls -= 1
 
     def _failed(self, text: str, cause: BaseException, txid: str | None = None) -> RolledBackError:
         if self._limit.has_passed:
@@ -194,21 +190,19 @@ class Branch:
             RolledBackError: a resolver was faster, another database answers, or the statement failed.
             HeuristicError: as ``end_body``.
         """
-        session, deadline_ms, limit = self._session, self._deadline_ms(timeout_s), self._limit
-        limit.calls += 1
-        try:
-            if session.takes_packets:
-                is_in = self._insert_with_release(txid, deadline_ms)
-            else:
-                is_in = session.table.insert_committed(session.connection, txid, self.uuid, deadline_ms)
-            if not is_in:
-                raise self._why_kept_out(txid, deadline_ms)
-        except TransactionError:
-            raise
-        except Exception as error:
-            raise caused(self._not_marked(txid, error), error) from error
-        finally:
-            limit.calls -= 1
+        session, deadline_ms = self._session, self._deadline_ms(timeout_s)
+        with self._limit:
+            try:
+                if session.takes_packets:
+                    is_in = self._insert_with_release(txid, deadline_ms)
+                else:
+                    is_in = session.table.insert_committed(session.connection, txid, self.uuid, deadline_ms)
+                if not is_in:
+                    raise self._why_kept_out(txid, deadline_ms)
+            except TransactionError:
+                raise
+            except Exception as error:
+                raise caused(self._not_marked(txid, error), error) from error
 
     def _deadline_ms(self, timeout_s: float) -> int:
         return self._deadline_base_ms + int(timeout_s * 1000)
@@ -246,13 +240,9 @@ class Branch:
             TransactionError: of a marker that was left to it, as ``insert_marker``: the transaction is still open.
             Exception: see ``is_still_open``: only then is it surely not committed.
         """
-        limit = self._limit
-        limit.extend(END_S_MIN)
-        limit.calls += 1
-        try:
+        self._limit.extend(END_S_MIN)
+        with self._limit:
             self._commit()
-        finally:
-            limit.calls -= 1
 
     def _commit(self) -> None:
         session, marker = self._session, self._marker

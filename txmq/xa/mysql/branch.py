@@ -35,6 +35,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError, caused
+from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.connection_pool import close_connection
@@ -70,19 +71,20 @@ class MySQLBranch:
     """See ``resource_ports.XABranch``. Begun when made.
 
     Args:
-        session: idle, its limit begun; the branch's until it gives it back.
+        session: idle; the branch's until it gives it back.
         deadline_ms: of the transaction, on the database's clock.
         is_own: the connection is the resource's, not the caller's.
+        limit: of the calls; it has begun.
         pipelines_start: XA START goes out with the first statement.
     """
 
     def __init__(
-        self, resource: MySQLResource, session: MySQLSession, txid: str, deadline_ms: int, *, is_own: bool,
-        pipelines_start: bool = False,
+        self, resource: MySQLResource, session: MySQLSession, txid: str, deadline_ms: int, limit: CallLimit, *,
+        is_own: bool, pipelines_start: bool = False,
     ) -> None:  # fmt: skip
         self.resource = resource
         self._is_own, self.deadline_ms, self._session, self._txid = is_own, deadline_ms, session, txid
-        self._limit = session.limit
+        self._limit = limit
         self._guard = Guard(None, self._limit)
         self.connection = guarded(session.connection, self._guard)
         bqual = Bqual(resource.uuid or "", deadline_ms, session.server.connection_id)
@@ -110,30 +112,23 @@ class MySQLBranch:
 
     def end_body(self) -> None:
         """See ``XABranch``."""
-        guard, limit = self._guard, self._limit
+        guard = self._guard
         guard.end()
-        limit.calls += 1
-        try:
+        with self._limit:
             if guard.error is None:
-                discard_results(self._session.connection)
-        except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
-            guard.error = error
-        finally:
-            limit.calls -= 1
-        if guard.error is not None:
-            raise self._rolled_back(f"a statement failed: {guard.error}", guard.error)
-        if self._writes_before is not None:
-            with limit:
+                try:
+                    discard_results(self._session.connection)
+                except Exception as error:  # noqa: BLE001  the driver's: a statement the body did not wait for
+                    guard.error = error
+            if guard.error is not None:
+                raise self._rolled_back(f"a statement failed: {guard.error}", guard.error)
+            if self._writes_before is not None:
                 self._wrote = self._writes() != self._writes_before
 
     def prepare(self) -> None:
         """See ``XABranch``."""
-        limit = self._limit
-        limit.calls += 1
-        try:
+        with self._limit:
             self._prepare()
-        finally:
-            limit.calls -= 1
 
     def _prepare(self) -> None:
         end, table, uuid = self._xa("END"), self._session.table, self.resource.uuid or ""
@@ -178,16 +173,13 @@ class MySQLBranch:
         """See ``XABranch``."""
         if self._has_ended:
             return True
-        limit = self._limit
-        limit.extend(END_S_MIN)
-        limit.calls += 1
+        self._limit.extend(END_S_MIN)
         try:
-            execute(self._session.connection, self._xa("COMMIT"))
+            with self._limit:
+                execute(self._session.connection, self._xa("COMMIT"))
         except Exception as error:  # noqa: BLE001  of any driver's; the resolver finds out
             self._left_to_the_resolver("commit", error)
             return False
-        finally:
-            limit.calls -= 1
         self._has_ended = True
         self._session.committed_at = self.resource.clock.monotonic()
         self.finish()

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from txmq.errors import ConfigError, TransactionTimeoutError, caused
+from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.guarded_connection import NO_ANSWER
@@ -119,21 +120,19 @@ class MySQLResource(DatabaseResource[MySQLSession]):
             raise
 
     def _begin(self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool = True) -> MySQLBranch:
-        limit = session.limit
+        limit = CallLimit(session.descriptor)
         limit.begin(max(timeout_s, WAIT_S_MIN))
-        limit.calls += 1
         try:
-            return self._begun(session, txid, timeout_s, is_own=is_own)
+            with limit:
+                return self._begun(session, txid, timeout_s, limit, is_own=is_own)
         except BaseException as error:
             limit.end()
             if limit.has_passed and isinstance(error, Exception):
                 raise caused(TransactionTimeoutError(NO_ANSWER, txid), error) from error
             raise
-        finally:
-            limit.calls -= 1
 
     def _begun(
-        self, session: MySQLSession, txid: str, timeout_s: float, *, is_own: bool
+        self, session: MySQLSession, txid: str, timeout_s: float, limit: CallLimit, *, is_own: bool
     ) -> MySQLBranch:  # fmt: skip
         if is_own:
             session.idle_limit.set(session.connection, timeout_s)
@@ -141,7 +140,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
         committed_at, session.committed_at = session.committed_at, float("-inf")
         is_fresh = self.clock.monotonic() < committed_at + FRESH_S
         pipelines_start = is_own and is_fresh and session.may_pipeline_start and self.has_marker
-        return MySQLBranch(self, session, txid, deadline_ms, is_own=is_own, pipelines_start=pipelines_start)
+        return MySQLBranch(self, session, txid, deadline_ms, limit, is_own=is_own, pipelines_start=pipelines_start)
 
     def _drawn(self, cluster: str) -> MySQLRecovery:
         return self.open_recovery(cluster)

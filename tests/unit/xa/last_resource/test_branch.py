@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from typing import cast
 
 import pytest
 
 from txmq.model import Outcome
 from txmq.xa.database.installation import DatabaseSession
+from txmq.xa.last_resource.branch import Branch
 
 from ..support import LastResourceFixture, quiet_resolver
 
@@ -39,3 +42,24 @@ def test_interrupt_behind_return_of_connection_leaves_it_pooled_once(
     assert world.order(b"next").outcome is Outcome.COMMITTED
     world.check()
     assert len(world.opened) == 2, "that of the installation, and the one of the pool"
+
+
+def test_late_end_of_block_leaves_the_limit_of_the_next(world: LastResourceFixture) -> None:
+    """An interrupted block ends once more what it has given back, when another one uses the connection already."""
+    world.order(b"first")
+    session = world.resource._pool.take()
+    assert session is not None
+    ours, peer = socket.socketpair()
+    with ours, peer:
+        peer.settimeout(5.0)
+        session.descriptor = ours.fileno
+        first = Branch(world.resource, session, is_own=True, timeout_s=5.0)
+        first.roll_back()
+        assert world.resource._pool.take() is session
+        second = Branch(world.resource, session, is_own=True, timeout_s=5.0)
+        first.finish()
+        first.abandon()
+        with second._limit:
+            second._limit.look(time.monotonic() + 60.0)
+        assert peer.recv(1) == b"", "the call that waits too long is ended"
+        second.abandon()

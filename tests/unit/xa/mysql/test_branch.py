@@ -61,11 +61,10 @@ def branch_on(connection: Connection, *, is_packed: bool, has_key: bool = False)
     table = MarkerTable("m", MYSQL, "%s")
     table.has_key = has_key
     session: Any = SimpleNamespace(
-        connection=connection, table=table, limit=CallLimit(),
-        server=SimpleNamespace(takes_packets=is_packed, connection_id=7),
+        connection=connection, table=table, server=SimpleNamespace(takes_packets=is_packed, connection_id=7),
     )  # fmt: skip
     resource: Any = SimpleNamespace(name="a", uuid="a" * 32, has_marker=True)
-    branch = MySQLBranch(resource, session, TXID, 1, is_own=False)
+    branch = MySQLBranch(resource, session, TXID, 1, CallLimit(), is_own=False)
     branch.end_body()
     return branch
 

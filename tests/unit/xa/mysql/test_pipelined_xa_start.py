@@ -79,13 +79,11 @@ def branch_on(connection: Any, given_back: list[Any]) -> MySQLBranch:
     table = MarkerTable("m", MYSQL, "%s")
     table.has_key = True
     server = SimpleNamespace(takes_packets=True, connection_id=7)
-    session: Any = SimpleNamespace(
-        connection=connection, table=table, limit=CallLimit(), server=server, committed_at=0.0
-    )
+    session: Any = SimpleNamespace(connection=connection, table=table, server=server, committed_at=0.0)
     resource: Any = SimpleNamespace(
         name="a", uuid="a" * 32, has_marker=True, clock=SimClock(), give_back=given_back.append
     )
-    return MySQLBranch(resource, session, "00000000000000c1-b1-1-1", 1, is_own=True, pipelines_start=True)
+    return MySQLBranch(resource, session, "00000000000000c1-b1-1-1", 1, CallLimit(), is_own=True, pipelines_start=True)
 
 
 @pytest.mark.parametrize("text", ["INSERT 1", b"INSERT 1", bytearray(b"INSERT 1")])
