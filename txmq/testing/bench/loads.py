@@ -7,6 +7,7 @@ are of one caller that waits for each answer, unless the title says otherwise.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -151,7 +152,8 @@ def delivery(target: Target) -> Iterator[Run]:
 
 def _deliver(client: txmq.Client, producer: txmq.Producer, target: Target, count: int) -> list[float]:
     start = client.offsets(target.topic, 0).end
-    sent, taken, arrived = [0.0], [], threading.Event()
+    taken: list[float] = []
+    arrived: queue.SimpleQueue[float] = queue.SimpleQueue()  # Ctrl-C within an Event leaves its lock held, or gone
     stop = False
 
     def read() -> None:
@@ -159,22 +161,22 @@ def _deliver(client: txmq.Client, producer: txmq.Producer, target: Target, count
         while offset < start + count and not stop:
             messages = client.fetch(target.topic, 0, offset, timeout=1.0)
             if messages:
-                taken.append(time.perf_counter() - sent[0])
+                arrived.put(time.perf_counter())
                 offset += len(messages)
-                arrived.set()
 
     reader = threading.Thread(target=read)
-    reader.start()
     try:
+        reader.start()
         for _ in range(count):
-            arrived.clear()
-            sent[0] = time.perf_counter()
+            sent = time.perf_counter()
             producer.send(target.topic, target.value, partition=0)
-            if not arrived.wait(DELIVERY_WAIT_S):
-                raise TxmqError(f"a message sent did not reach its reader within {DELIVERY_WAIT_S:.0f} s")
+            taken.append(arrived.get(timeout=DELIVERY_WAIT_S) - sent)
+    except queue.Empty:
+        raise TxmqError(f"a message sent did not reach its reader within {DELIVERY_WAIT_S:.0f} s") from None
     finally:
         stop = True
-        reader.join()
+        if reader.ident is not None:
+            reader.join()
     return taken
 
 
