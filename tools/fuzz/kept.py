@@ -17,7 +17,7 @@ from tools.images.requests import UUID, batch, listed_pages, part
 from tools.simulated.clock import START_MS
 from tools.simulated.disk import SimDisk
 from txmq.cli import tx_branches, tx_explain
-from txmq.client.transaction.external_branch import checked_xid, listed_xid
+from txmq.client.transaction.xa_resource import checked_xid, listed_xid
 from txmq.errors import InvalidBatchError, LocalProtocolError
 from txmq.log import records
 from txmq.log.batch import HEADER, checksum

@@ -25,9 +25,9 @@ from tools.simulated.stand_in import AnyClass
 from txmq.broker.state.silence_clock import TICK_MS
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.transaction_checks import state_of
-from txmq.client.producer.message_checks import Content
+from txmq.client.producer.producer import Content
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.client.transaction.home_part import PendingCommits
+from txmq.client.transaction.homes import PendingCommits
 from txmq.client.transport.session import ClientSession
 from txmq.config import BrokerSettings
 from txmq.errors import BadRequestError, BrokerAwayError, ConnectionLostError, TxmqError

@@ -16,7 +16,7 @@ from tools.simulated.routes import SimulatedRoutes
 from tools.simulated.stand_in import AnyClass
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.cluster.registry_asks import Answer
-from txmq.client.producer.message_checks import Content
+from txmq.client.producer.producer import Content
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transport.session import ClientSession
 from txmq.log.records import Record

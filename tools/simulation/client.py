@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 
-from txmq.client.producer.batches import Batch, ProducerLimits
-from txmq.client.producer.core import ProducerCore
+from txmq.client.producer.core import Batch, ProducerCore, ProducerLimits
 from txmq.errors import DeliveryUnknownError
 from txmq.log import records
 from txmq.log.batch import checksum

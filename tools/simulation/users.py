@@ -18,7 +18,7 @@ from typing import Any, Final
 import scramp.core
 
 from txmq.client.bootstrap import Bootstrap
-from txmq.client.transport.login import Login
+from txmq.client.transport.reconnecting import Login
 from txmq.protocol.scram import SALT_SIZE, ScramAttempt, keys_of
 
 from .broker import Broker

@@ -29,7 +29,7 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.relay.database_side import Durability
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedOptions
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer as SyncOrderedProducer
-from txmq.client.transport.destination import Address
+from txmq.client.transport.reconnecting import Address
 from txmq.model import Message
 from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands

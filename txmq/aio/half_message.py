@@ -17,8 +17,8 @@ from typing import Any, Literal, Self
 
 from txmq.aio.twin import Facade
 from txmq.client.transaction import half_message
-from txmq.client.transaction.checker import Checker as SyncChecker
-from txmq.client.transaction.checker import CheckRequest
+from txmq.client.transaction.half_message import Checker as SyncChecker
+from txmq.client.transaction.half_message import CheckRequest
 from txmq.model import Outcome, Resolution, SendResult
 from txmq.runtime.strands import required
 

@@ -12,10 +12,10 @@ import asyncio
 
 from txmq.client.client import Client
 from txmq.client.home_link import HomeLink
-from txmq.client.producer.batches import Batch
-from txmq.client.producer.completion import completion_of
-from txmq.client.producer.home_sender import HomeSender
-from txmq.client.transaction.checker import CheckBacks
+from txmq.client.producer.core import Batch
+from txmq.client.producer.home_senders import HomeSender
+from txmq.client.producer.sender import completion_of
+from txmq.client.transaction.half_message import CheckBacks
 from txmq.client.transport.connection import Connection
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.model import SendResult

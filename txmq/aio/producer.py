@@ -15,7 +15,7 @@ from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer import producer
 from txmq.client.producer.bulk import Pair
-from txmq.client.producer.message_checks import Content
+from txmq.client.producer.producer import Content
 from txmq.client.transaction import half_message
 from txmq.errors import TransactionStateError, TxmqError
 from txmq.model import SendResult

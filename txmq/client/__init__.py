@@ -28,8 +28,7 @@ from txmq.client.relay.relay import Relay
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.topics import Topics
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.checker import CheckRequest
-from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.half_message import CheckRequest, HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
 
 __all__ = [

@@ -20,8 +20,7 @@ from txmq.addresses import (
 )
 from txmq.client.leader_lookup import LeaderLookup
 from txmq.client.passwords import PASSWORD, of_environment, read_password
-from txmq.client.transport.destination import Address
-from txmq.client.transport.login import Login
+from txmq.client.transport.reconnecting import Address, Login
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError
 from txmq.registry.cluster_metadata import HomeEntry
 from txmq.registry.zookeeper.session import Session

@@ -32,8 +32,8 @@ from txmq.client.consumer.consumer import DEFAULTS, Consumer, ConsumerOptions, C
 from txmq.client.consumer.offsets.offset_store import OffsetStore
 from txmq.client.home_link import HomeLink
 from txmq.client.partitioner import PartitionSelector
+from txmq.client.producer.home_senders import SenderPool
 from txmq.client.producer.producer import Producer, ProducerSettings
-from txmq.client.producer.sender_pool import SenderPool
 from txmq.client.reading import Fetcher
 from txmq.client.relay.database_side import Durability
 from txmq.client.relay.relay import Relay
@@ -42,10 +42,9 @@ from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessa
 from txmq.client.spooling.retrying_producer import RetryingProducer
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import BackgroundResolver, resolver_of, stop_resolver
-from txmq.client.transaction.checker import CheckBacks, Checker
+from txmq.client.transaction.half_message import CheckBacks, Checker
 from txmq.client.transaction.xa_resource import BrokerXAResource
-from txmq.client.transport.destination import Address
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reconnecting import Address, ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLostError, PartialResultError
 from txmq.log.history import LogHistory

@@ -8,6 +8,12 @@ becomes another connection with another session; transactions that had begun end
 
 A link to a broker that is alone takes any broker at its addresses. A link that is *bound* to a home of a cluster
 follows that home's leader: ``hello`` asks for the home, so that a broker that has the address now is told apart.
+
+Whether a home answers, as far as its client knows.
+
+A home that does not answer is *away*. A thread then looks at it again and again, so that no caller has to try: at once
+after the first loss, then after a back-off that doubles up to ``LOOK_EVERY_S.most``, without chance. The thread ends
+when the home is heard, or the client is closed.
 """
 
 from __future__ import annotations
@@ -15,25 +21,85 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from txmq.client.producer.home_sender import HomeSender
-from txmq.client.producer.sender_pool import SenderPool
-from txmq.client.transaction.home_part import PendingCommits
-from txmq.client.transport.destination import Address
-from txmq.client.transport.login import Login
-from txmq.client.transport.presence import Presence
-from txmq.client.transport.reconnecting import ReconnectingConnection
-from txmq.client.transport.reply import Reply
+from txmq.client.producer.home_senders import HomeSender, SenderPool
+from txmq.client.transaction.homes import PendingCommits
+from txmq.client.transport.connection import Reply
+from txmq.client.transport.reconnecting import Address, Login, ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ConnectionLostError, TxmqError
 from txmq.model import Outcome
 from txmq.protocol.json_text import Fields
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Clock
-from txmq.runtime.threads import Lock, watch_forks
+from txmq.runtime.threads import Lock, Signal, start_daemon, watch_forks
 from txmq.xid import TxId
 
 if TYPE_CHECKING:
     from txmq.client.routes import Routes
     from txmq.runtime.tls import ClientTls
+
+LOOK_EVERY_S = Backoff(0.02, 1.0)
+
+
+class Presence:
+    """See the module's docstring.
+
+    Args:
+        look: asks the home; whether it answered. It takes a bounded time.
+
+    Attributes:
+        is_away: whether the home does not answer.
+        is_watched: whether a thread is to look. A broker that is alone is looked at by its callers.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, look: Callable[[], bool]) -> None:
+        self.is_away = self.is_watched = False
+        self._look = look
+        self._lock = Lock()
+        self._watch: Signal | None = None  # ends the thread that looks
+        self._closed = False
+
+    def lost(self) -> None:
+        """The home did not answer."""
+        self.is_away = True
+        if not self.is_watched or self._watch is not None:
+            return
+        with self._lock:
+            if self._watch is not None or self._closed:
+                return
+            watch = self._watch = Signal()
+        start_daemon("txmq-home", lambda: self._run(watch))
+
+    def heard(self) -> None:
+        """The home has answered."""
+        if self.is_away:
+            self.is_away = False
+            self._end()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed = True
+        self._end()
+
+    def forked(self) -> None:
+        """In a forked child, where no thread looks: forget what was known."""
+        self._lock, self._watch, self.is_away = Lock(), None, False
+
+    def _end(self) -> None:
+        with self._lock:
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.set()
+
+    def _run(self, watch: Signal) -> None:
+        pause_s = 0.0
+        while not watch.wait(pause_s) and self._watch is watch:
+            if self._look():
+                self.heard()
+            pause_s = LOOK_EVERY_S.following(pause_s)
+
 
 LOOK_S = 1.0  # a home that does not answer for so long is away
 FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on

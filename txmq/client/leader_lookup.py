@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from txmq.client.transport.destination import Address
+from txmq.client.transport.reconnecting import Address
 from txmq.errors import BrokerAwayError, TxmqError
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.ports import Clock, Random

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from txmq.addresses import split_address
-from txmq.client.transport.destination import Address
+from txmq.client.transport.reconnecting import Address
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.protocol.json_text import Fields
 

@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.metadata_cache import MetadataCache
-from txmq.client.transport.destination import Address, AnyBroker
-from txmq.client.transport.login import Login
-from txmq.client.transport.reconnecting import END_S_MAX, have_ended
+from txmq.client.transport.reconnecting import END_S_MAX, Address, AnyBroker, Login, have_ended
 from txmq.errors import (
     BrokerAwayError,
     ConnectionLostError,

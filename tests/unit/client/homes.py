@@ -21,9 +21,8 @@ from txmq.client.reading import Fetcher
 from txmq.client.routes import Routes
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import BackgroundResolver
-from txmq.client.transaction.home_part import PendingCommits
-from txmq.client.transport.destination import Address
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transaction.homes import PendingCommits
+from txmq.client.transport.reconnecting import Address, ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, NotOwnerError, StaleTopicError
 from txmq.log import records

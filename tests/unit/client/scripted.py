@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.destination import AnyBroker
-from txmq.client.transport.reconnecting import ReconnectingConnection
+from txmq.client.transport.reconnecting import AnyBroker, ReconnectingConnection
 from txmq.errors import BrokerError, FencedError, OtherSessionError, SequenceError, UnknownTopicError
 from txmq.log.batch import HEADER, stamp
 from txmq.model import TopicConfig

@@ -9,7 +9,7 @@ import pytest
 
 from tools.simulated.clock import SimClock, SimRandom
 from txmq.client.leader_lookup import PAUSE_S, QUIET_S, LeaderLookup
-from txmq.client.transport.destination import Address
+from txmq.client.transport.reconnecting import Address
 from txmq.errors import BrokerAwayError
 from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.testing.eventually import WITHIN_S, eventually

@@ -11,7 +11,7 @@ from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.client import Client
 from txmq.client.transport import reconnecting
-from txmq.client.transport.login import Login
+from txmq.client.transport.reconnecting import Login
 from txmq.errors import BrokerAwayError, UnavailableError, UnknownTopicError
 from txmq.runtime import net
 from txmq.testing.eventually import eventually

@@ -32,7 +32,7 @@ from txmq.binlog.publish.parked_xa_changes import ParkedNotes, note_name
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.publish.unread import SnapshotState, Unread
 from txmq.client import Client
-from txmq.client.producer.batches import Record, TopicRef
+from txmq.client.producer.core import Record, TopicRef
 from txmq.client.spooling.ordered_producer import OrderedOptions
 from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer
 from txmq.errors import RequestTimeoutError, SpoolFullError, TransactionStateError, TxmqError, UnknownTopicError

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 
 from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.options import FETCH_SIZE_BYTES_MIN
-from txmq.client.transport.connection import Connection
+from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import ReconnectingConnection
-from txmq.client.transport.reply import Waiter
 from txmq.errors import (
     ClosedError,
     ConnectionLostError,

@@ -14,7 +14,7 @@ from typing import TypeVar, overload
 
 from crc32c import crc32c
 
-from txmq.client.producer.completion import Completion
+from txmq.client.producer.sender import Completion
 from txmq.errors import TooLargeError
 from txmq.log import records
 from txmq.model import SendResult

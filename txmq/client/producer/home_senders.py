@@ -22,24 +22,37 @@ Invariants:
       sender's own lock, and nothing blocks while it is held.
     * Ctrl-C loses no batch between two senders: it strikes the main thread, on which none changes senders.
     * All senders together hold at most ``buffer_size_bytes`` and one message.
+
+The sender to one home of several: batches may come from the senders to other homes, and go to them.
+
+A batch changes senders between two homes as a value: the old core lets it go, the new one adopts it, and the threads
+that wait for it are nudged and go on at the new sender (``Completion.moved_to``). Which batch goes where is decided in
+``home_senders``.
+
+The senders of a client: one for each producer that is open.
+
+One session numbers the batches of one sender only. So the first sender uses the client's own connection and session,
+and each further one gets a connection of its own. Senders are kept and used again when producers close, ``IDLE_MAX`` at
+most: beyond that a sender's session ends with its producer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from txmq.client.producer.batches import Batch, BatchQueue, ProducerLimits, Record
-from txmq.client.producer.completion import Completion, unsent
-from txmq.client.producer.home_sender import HomeSender
-from txmq.client.producer.sender import LEFTOVERS_POLL_S, Sender
-from txmq.client.transaction.home_part import PendingCommits
+from txmq.client.producer.core import Batch, BatchQueue, BatchState, ProducerLimits, Record, TopicRef
+from txmq.client.producer.sender import LEFTOVERS_POLL_S, Completion, Sender, completion_of, unsent
+from txmq.client.transaction.homes import PendingCommits
+from txmq.client.transport.connection import Waiter
+from txmq.client.transport.reconnecting import AWAY_S_MAX, END_S_MAX, ReconnectingConnection, have_ended
 from txmq.errors import (
     BrokerAwayError,
     ClosedError,
     ConnectionLostError,
+    DeliveryUnknownError,
     NotOwnerError,
     RequestTimeoutError,
     TxmqError,
@@ -47,11 +60,112 @@ from txmq.errors import (
 )
 from txmq.model import SendResult, TopicPartition
 from txmq.registry.topics import Topic
+from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, sheltered, watch_forks
 
 if TYPE_CHECKING:
     from txmq.client.client import Client
     from txmq.client.home_link import HomeLink
+
+SILENT_S_MAX = 1.0  # a home that has answered nothing for so long counts as away
+
+
+class HomeSender(Sender):
+    """See the module's docstring. Thread safety: any thread.
+
+    Attributes:
+        router: what it is one of; set before the first message.
+    """
+
+    router: HomeSenders | None = None
+
+    def step(self, waiter: Waiter, deadline: float) -> float:
+        """As ``Sender.step``; takes batches elsewhere that are not sent here."""
+        if self.core.returned and self.router is not None:
+            with self._lock:
+                due = self.core.due_returned()
+            if due:
+                self.router.rehome(self, due)
+                return self.clock.monotonic()
+        begun = super().step(waiter, deadline)
+        if self._failure is not None and self.router is not None:
+            self.router.leave(self)
+        return begun
+
+    def _connect_s_max(self) -> float:
+        """Batches that may go elsewhere do not wait long for this home."""
+        with self._lock:
+            return AWAY_S_MAX if self.core.movable() else super()._connect_s_max()
+
+    def _look_at_ended(self, ended: list[Batch], now: float) -> None:
+        """A home that answers nothing may be frozen: without the connection it counts as away."""
+        connection, router = self._connection, self.router
+        if connection is None or router is None or not router.has_many:
+            return
+        since = [batch.created_at for batch in ended if isinstance(batch.error, DeliveryUnknownError)]
+        if since and now - max(min(since), connection.lived_at) >= SILENT_S_MAX:
+            connection.fail(ConnectionLostError(f"{connection.address} has not answered for {SILENT_S_MAX:g} s"))
+            router.leave(self)
+
+    def movable(self) -> list[Batch]:
+        """Batches that may go to another partition, if they are not sent meanwhile."""
+        with self._lock:
+            return self.core.movable()
+
+    def withdraw(self, batch: Batch) -> bool:
+        """Let go of a movable batch; False if it has been sent meanwhile, ended, or another thread has taken it."""
+        queue = batch.queue
+        with self._lock:
+            is_here = self.core.queue_of(queue.topic, queue.partition) is queue  # a core has queues of its own
+            if not is_here or batch.transmission or batch.state is not BatchState.WAITING:
+                return False
+            self.core.withdraw([batch])
+            self._futures -= len(completion_of(batch).futures)
+        return True
+
+    def take_returned(self, queue: BatchQueue) -> list[Batch]:
+        """See ``ProducerCore.take_returned``; nothing if another thread has done so."""
+        with self._lock:
+            taken = self.core.take_returned(queue) if queue in self.core.returned else []
+            self._futures -= sum(len(completion_of(batch).futures) for batch in taken)
+            finished = self._take_finished()
+        self._notify(finished)
+        return taken
+
+    def keep_returned(self, queue: BatchQueue, error: TxmqError | None) -> None:
+        """See ``ProducerCore.keep_returned``."""
+        with self._lock:
+            if queue in self.core.returned:
+                self.core.keep_returned(queue, self.clock.monotonic(), error)
+
+    def fail_returned(self, queue: BatchQueue, error: TxmqError) -> None:
+        """See ``ProducerCore.fail_returned``."""
+        with self._lock:
+            if queue in self.core.returned:
+                self.core.fail_returned(queue, error)
+            finished = self._take_finished()
+        self._notify(finished)
+
+    def bind_topic(self, topic: Topic, partition: int) -> bool:
+        """See ``BatchQueue.bind_topic``."""
+        with self._lock:
+            topic_ref = TopicRef(topic.topic_id, topic.config.partitions)
+            return self.core.queue_of(topic.config.name, partition).bind_topic(topic_ref)
+
+    def adopt(self, topic: str, partition: int, batches: list[Batch]) -> None:
+        """Send batches that another sender let go; the threads that wait for them go on here."""
+        completions = [completion_of(batch) for batch in batches]
+        with self._lock:
+            self.core.adopt(topic, partition, batches)
+            for completion in completions:
+                completion.moved_to = self
+                self._futures += len(completion.futures)
+            self._pump(self.clock.monotonic())
+        if any(completion.futures for completion in completions):
+            self._start_background()
+        for completion in completions:
+            for waiter in completion.waiters:
+                waiter.nudge()
 
 
 class _Destination(NamedTuple):
@@ -359,6 +473,82 @@ class HomeSenders:
             self.single = None
             for link, sender in of_links.items():
                 link.senders.give_back(sender)
+
+    def forked(self) -> None:
+        """In a forked child: replace the lock, which a thread of the parent may hold."""
+        self._lock = Lock()
+
+
+IDLE_MAX: Final = 8
+
+
+class SenderPool:
+    """Gives senders to producers; see the module's docstring.
+
+    Args:
+        control: returns the client's own connection of the moment.
+        new_connection: makes one more connection.
+        on_unknown_topic: called with the topic's name if the broker does not know it.
+        new_sender: makes a sender.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(
+        self, control: Callable[[], ReconnectingConnection], new_connection: Callable[[], ReconnectingConnection],
+        clock: Clock, on_unknown_topic: Callable[[str], None], new_sender: type[HomeSender] = HomeSender,
+    ) -> None:  # fmt: skip
+        self._control, self._new_connection, self._clock = control, new_connection, clock
+        self._on_unknown_topic, self._new_sender = on_unknown_topic, new_sender
+        self._lock = Lock()
+        self._senders: list[HomeSender] = []
+        self._idle: list[HomeSender] = []
+        self._closed = False
+        watch_forks(self)
+
+    def take(self, limits: ProducerLimits) -> HomeSender:
+        """A sender that no other producer uses.
+
+        Raises:
+            ClosedError: the client is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed")
+            if self._idle:
+                sender = self._idle.pop()
+                sender.limits = limits
+                return sender
+            connection = self._new_connection() if self._senders else self._control()
+            sender = self._new_sender(connection, self._clock, limits)
+            sender.on_unknown_topic = self._on_unknown_topic
+            self._senders.append(sender)
+            return sender
+
+    def give_back(self, sender: HomeSender) -> None:
+        """A producer is closed. A sender that holds a batch of unknown outcome is not used again."""
+        with self._lock:
+            if self._closed or not sender.is_idle or sender not in self._senders:
+                return
+            is_first = sender is self._senders[0]  # its connection may be the client's own
+            if is_first or len(self._idle) < IDLE_MAX:
+                self._idle.append(sender)
+                return
+            self._senders.remove(sender)
+        sender.stop()
+        try:
+            have_ended([sender.reconnecting.end_session(self._clock.monotonic() + END_S_MAX)])
+        finally:
+            sender.reconnecting.close()
+
+    def stop(self) -> list[ReconnectingConnection]:
+        """Give up what is unfinished; no sender is given out any more. Returns their connections, to be closed."""
+        with self._lock:
+            self._closed = True
+            senders, self._idle = list(self._senders), []
+        for sender in senders:
+            sender.stop()
+        return [sender.reconnecting for sender in senders]
 
     def forked(self) -> None:
         """In a forked child: replace the lock, which a thread of the parent may hold."""

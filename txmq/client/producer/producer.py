@@ -1,6 +1,10 @@
 """``client.producer(...)``: checks a message, chooses its partition, and lets it join the transaction it is sent in.
 
 ``sender`` (threads, deadlines) and ``core`` (decisions) send what joins no transaction.
+
+Check a message before it is sent: key, value, headers, tag and size.
+
+The tag travels as a header of its own (``TAG_HEADER``), before the application's.
 """
 
 from __future__ import annotations
@@ -22,27 +26,87 @@ from txmq.client.partitioner import (
     goes_in_turn,
 )
 from txmq.client.producer import bulk
-from txmq.client.producer.batches import RECORD_OVERHEAD_BYTES, ProducerLimits, Record
 from txmq.client.producer.bulk import Pair, SendResults, Slice
-from txmq.client.producer.completion import Completion
+from txmq.client.producer.core import RECORD_OVERHEAD_BYTES, ProducerLimits, Record
 from txmq.client.producer.home_senders import HomeSenders
-from txmq.client.producer.message_checks import Content, checked_content
-from txmq.client.producer.sender import Sender
+from txmq.client.producer.sender import Completion, Sender
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.checker import CheckBacks
+from txmq.client.transaction.conversation import raise_rolled_back
 from txmq.client.transaction.current import associated_branch, enclosing, refuse_enclosed
-from txmq.client.transaction.half_message import HalfMessage
-from txmq.client.transaction.home_part import PendingCommits
-from txmq.client.transaction.refusals import raise_rolled_back
+from txmq.client.transaction.half_message import CheckBacks, HalfMessage
+from txmq.client.transaction.homes import PendingCommits
 from txmq.client.transport.session import REQUEST_SIZE_BYTES_MAX
-from txmq.errors import BrokerAwayError, ClosedError, ConfigError, TransactionStateError, TxmqError
+from txmq.errors import (
+    BrokerAwayError,
+    ClosedError,
+    ConfigError,
+    LocalProtocolError,
+    TooLargeError,
+    TransactionStateError,
+    TxmqError,
+)
 from txmq.log.compression import CODECS
-from txmq.model import Message, ParkedMessage, SendResult
+from txmq.log.records import TAG_HEADER, TXID_HEADER, Headers
+from txmq.model import Message, ParkedMessage, SendResult, how_to_encode
 from txmq.runtime.threads import Future
 from txmq.xa.resources import Resource
 
 if TYPE_CHECKING:
     from txmq.client.client import Client
+
+BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
+
+Content = tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None]  # key, value, headers, tag
+
+
+def checked_content(message: Content, size_bytes_max: int) -> tuple[bytes | None, bytes, Headers]:
+    """Check key, value, headers and tag of a message; key, value and headers as they are stored.
+
+    They are ``bytes`` and ``str`` themselves, no subclasses: a batch is encoded when it is sent, and one that cannot be
+    encoded then would hold up all after it.
+
+    Raises:
+        TypeError, TooLargeError, LocalProtocolError: nothing was sent.
+    """
+    key, value, headers, tag = message
+    if not isinstance(value, bytes):
+        raise TypeError(f"a value is bytes, not {type(value).__name__}: {how_to_encode('value', value)}")
+    if key is not None and not isinstance(key, bytes):
+        raise TypeError(f"a key is bytes or None, not {type(key).__name__}: {how_to_encode('key', key)}")
+    key, value = None if key is None else bytes(key), bytes(value)
+    size = len(value) + (0 if key is None else len(key)) + BATCH_OVERHEAD_BYTES
+    stored = _stored_headers(headers, tag) if headers or tag is not None else ()
+    for name, content in stored:
+        size += 4 * len(name) + len(content) + RECORD_OVERHEAD_BYTES
+    if size > size_bytes_max:
+        raise TooLargeError(f"a message of about {size} bytes is over the limit of {size_bytes_max}; nothing was sent")
+    return key, value, stored
+
+
+def _stored_headers(headers: Mapping[str, bytes] | None, tag: str | None) -> Headers:
+    if tag is not None and not isinstance(tag, str):
+        raise TypeError(f"a tag is a str or None, not {type(tag).__name__}")
+    stored = [] if tag is None else [(TAG_HEADER, _encoded("a tag", tag))]
+    if headers is not None and not isinstance(headers, Mapping):
+        raise TypeError(f"headers map str to bytes, and are no {type(headers).__name__}")
+    for name, content in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(content, bytes):
+            raise TypeError("headers map str to bytes")
+        plain = _encoded("a header's name", name).decode()
+        if plain in (TAG_HEADER, TXID_HEADER):
+            raise LocalProtocolError(
+                f"the header {plain!r} is txmq's own" + (": use tag=" if plain == TAG_HEADER else "")
+            )
+        stored.append((plain, bytes(content)))
+    return stored
+
+
+def _encoded(what: str, text: str) -> bytes:
+    try:
+        return str.encode(text)
+    except UnicodeEncodeError as error:  # half a surrogate pair
+        raise LocalProtocolError(f"{what} is {text[:80]!r}: expected text that UTF-8 can carry") from error
+
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from txmq.client.transaction.conversation import Fields
-from txmq.client.transaction.home_part import HomePart
-from txmq.client.transaction.homes import TransactionHomes
+from txmq.client.transaction.homes import HomePart, TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.client.transport.session import ClientSession

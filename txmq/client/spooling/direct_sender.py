@@ -20,23 +20,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from txmq.client.producer.batches import (
+from txmq.client.producer.core import (
     SEQUENCE_MASK,
     Batch,
     BatchQueue,
     BatchState,
+    ProducerCore,
     ProducerLimits,
     Record,
     TopicRef,
 )
-from txmq.client.producer.completion import Completion
-from txmq.client.producer.core import ProducerCore
-from txmq.client.producer.sender import Sender
+from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.spool_rows import SpoolIdentity
 from txmq.client.spooling.spool_sessions import Sessions
-from txmq.client.transport.connection import Connection
+from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
-from txmq.client.transport.reply import Waiter
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
 from txmq.log import records
 from txmq.model import SendResult, SendStatus, TopicPartition

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from txmq.client.producer.batches import Batch
+from txmq.client.producer.core import Batch
 from txmq.client.spooling.direct_sender import is_certain
 from txmq.client.spooling.spool_rows import Entry
-from txmq.client.transport.reply import Reply
+from txmq.client.transport.connection import Reply
 from txmq.errors import (
     BadRequestError,
     InvalidBatchError,

@@ -28,9 +28,8 @@ from txmq.client.arguments import (
     require_wait,
 )
 from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
-from txmq.client.producer.batches import ProducerLimits, Record, TopicRef
-from txmq.client.producer.core import BACKOFF_S
-from txmq.client.producer.message_checks import Content, checked_content
+from txmq.client.producer.core import BACKOFF_S, ProducerLimits, Record, TopicRef
+from txmq.client.producer.producer import Content, checked_content
 from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_homes import SpoolHome, SpoolHomes

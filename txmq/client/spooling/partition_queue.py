@@ -46,8 +46,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from txmq.client.producer.batches import ANY_TOPIC, SEQUENCE_MASK, Batch, Record, TopicRef
-from txmq.client.producer.completion import Completion
+from txmq.client.producer.core import ANY_TOPIC, SEQUENCE_MASK, Batch, Record, TopicRef
+from txmq.client.producer.sender import Completion
 from txmq.client.spooling.direct_sender import TakenOver, Unsent
 from txmq.client.spooling.drain_rules import (
     POISON,
@@ -62,7 +62,7 @@ from txmq.client.spooling.log_lookup import StoredInLog, broker_epoch, look_up
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_homes import SpoolHomes
 from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity, Ticket
-from txmq.client.transport.reply import Reply
+from txmq.client.transport.connection import Reply
 from txmq.errors import (
     ClosedError,
     FencedError,

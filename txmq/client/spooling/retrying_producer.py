@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from txmq.client.arguments import require_wait
 from txmq.client.partitioner import PartitionSelector
-from txmq.client.producer.batches import Record
 from txmq.client.producer.bulk import Pair
+from txmq.client.producer.core import Record
 from txmq.client.producer.producer import Producer, ProducerSettings
 from txmq.client.spooling.ordered_producer import OrderedOptions
-from txmq.client.transaction.checker import CheckBacks
+from txmq.client.transaction.half_message import CheckBacks
 from txmq.errors import ConfigError, TxmqError
 from txmq.model import ParkedMessage, SendResult
 from txmq.runtime.threads import Future

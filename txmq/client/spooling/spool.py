@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from txmq.client.producer.batches import TopicRef
+from txmq.client.producer.core import TopicRef
 from txmq.client.spooling.spool_rows import (
     COLUMNS,
     COUNT_OF_TOPIC,

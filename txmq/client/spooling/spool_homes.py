@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from txmq.client.producer.batches import ProducerLimits
+from txmq.client.producer.core import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import SpoolIdentity

@@ -24,9 +24,8 @@ from collections.abc import Callable
 
 from txmq.client.spooling.spool import Spool
 from txmq.client.spooling.spool_rows import AssignedSequence, Held, SpoolIdentity
-from txmq.client.transport.connection import Connection
+from txmq.client.transport.connection import Connection, Reply
 from txmq.client.transport.reconnecting import ReconnectingConnection, have_ended
-from txmq.client.transport.reply import Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, resume_wish
 from txmq.errors import ConnectionLostError, FencedError, RemoteProtocolError
 from txmq.log import records

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.partitioner import KeyHashSelector
-from txmq.client.producer.batches import Record, TopicRef
+from txmq.client.producer.core import Record, TopicRef
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_rows import INSERT, Entry, Ticket

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from txmq.client.transaction.home_part import PendingCommits
+from txmq.client.transaction.homes import PendingCommits
 from txmq.runtime.caller import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource

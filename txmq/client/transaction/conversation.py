@@ -5,16 +5,17 @@ request may be repeated under the same id: the broker executes it once and gives
 connection a request is repeated here until the deadline. The meaning of a refusal is left to the caller, together with
 whether an earlier attempt may have been executed (``may_have_arrived``, ``is_doubtful``). A block has one conversation
 with each home that it wrote to (``home_part``).
+
+What a caller is told of a refusal before the decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from txmq.client.transaction.messages import NOTHING_STREAMED, EncodedPart, MessageBuffer, SavedOffsets
-from txmq.client.transaction.refusals import LOST, raise_rolled_back
 from txmq.client.transport.reconnecting import AWAY_S_MAX
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
@@ -24,11 +25,15 @@ from txmq.errors import (
     OverloadedError,
     RemoteProtocolError,
     RequestTimeoutError,
+    RolledBackError,
     SessionFullError,
     StaleTopicError,
+    TransactionAwayError,
     TransactionConflictError,
     TransactionTimeoutError,
     TxmqError,
+    UnavailableError,
+    UnknownTransactionError,
 )
 from txmq.model import Outcome
 from txmq.protocol.transaction_parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
@@ -39,6 +44,34 @@ from txmq.xid import TxId
 
 if TYPE_CHECKING:
     from txmq.client.home_link import HomeLink
+
+LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
+# Refusals of a transaction's id, or its topics': the block has others when it is run again.
+_OF_THESE_IDS = (TransactionConflictError, FencedError, UnknownTransactionError, StaleTopicError)
+
+
+def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
+    """The caller's error for a refusal before the decision: nothing happened. The refusal is its cause."""
+    if isinstance(error, RolledBackError):
+        return error
+    if isinstance(error, LOST):
+        wrapped: RolledBackError = TransactionAwayError(f"the broker is away: {error}; nothing happened", txid)
+    elif isinstance(error, RequestTimeoutError):
+        wrapped = TransactionTimeoutError(f"no answer before the deadline: {error}", txid)
+    else:
+        text = f"refused: {error}" if str(error) else f"refused: {type(error).__name__}"
+        wrapped = RolledBackError(text, txid, retriable=error.retriable or isinstance(error, _OF_THESE_IDS))
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
+    """Raise what ``rolled_back`` makes of the error that is being handled.
+
+    Not ``raise rolled_back(error, ...) from error``: an error that needs no wrapping would become its own cause.
+    """
+    raise rolled_back(error, txid)
+
 
 RETRY_S = 0.02  # between attempts that failed without taking time themselves
 ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer

@@ -49,7 +49,7 @@ from txmq.model import SendResult
 from txmq.runtime.contexts import SEND_WATCHERS, is_alone
 
 if TYPE_CHECKING:
-    from txmq.client.transaction.external_branch import ExternalBranch
+    from txmq.client.transaction.xa_resource import ExternalBranch
 
 # Compiled, a ``Final`` costs no look-up.
 _GENERATORS: Final = 0x20 | 0x200  # CO_GENERATOR, CO_ASYNC_GENERATOR

@@ -16,8 +16,7 @@ from typing import Any
 
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.ending import CoordinatedEnding, Ended, no_part
-from txmq.client.transaction.home_part import HomePart, nothing
-from txmq.client.transaction.homes import TransactionHomes
+from txmq.client.transaction.homes import HomePart, TransactionHomes, nothing
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import (
     ConfigError,

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from txmq.client.transaction.conversation import raise_rolled_back
 from txmq.client.transaction.ending import Ended, no_part
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transaction.refusals import raise_rolled_back
 from txmq.client.transaction.two_phase_ending import COMMITTED_STATES, TwoPhaseEnding
 from txmq.errors import (
     ConnectionLostError,

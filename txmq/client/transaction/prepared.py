@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from txmq.client.transaction.conversation import RETRY_S, Conversation, Extensions
+from txmq.client.transaction.conversation import LOST, RETRY_S, Conversation, Extensions
 from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
-from txmq.client.transaction.refusals import LOST
 from txmq.errors import (
     NotOwnerError,
     OverloadedError,

@@ -32,6 +32,10 @@ Invariants:
     * A listed follower will be woken. While a follower has to be woken, a thread is awake that passes that on, because
       every thread that leaves the list calls ``_pass_on``. A KeyboardInterrupt inside ``_pass_on`` could break the
       chain, so no follower sleeps longer than ``SLEEP_S_MAX`` without looking again.
+
+What is left of buffers that a socket took a part of.
+
+One request's answer, and what a thread waits for on a connection.
 """
 
 from __future__ import annotations
@@ -39,18 +43,120 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from typing import Protocol
 
 from txmq.client.transport.broken_answer import BrokenAnswerError
-from txmq.client.transport.reply import Pending, Reply, Waiter
 from txmq.client.transport.session import ClientSession
-from txmq.client.transport.unsent import drop
-from txmq.errors import ConnectionLostError, RemoteProtocolError, TxmqError
+from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError
 from txmq.protocol import commands
-from txmq.protocol.answers import AnswerReader
+from txmq.protocol.answers import AnswerReader, broker_error
 from txmq.protocol.commands import Stated, Word
 from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
-from txmq.runtime.threads import Lock
+from txmq.runtime.threads import Lock, Signal
+
+
+def drop_sent(buffers: list[Buffer], taken: int) -> None:
+    """Remove the first ``taken`` bytes."""
+    whole = 0
+    for buffer in buffers:
+        size = memoryview(buffer).nbytes
+        if taken < size:
+            if taken:
+                buffers[whole] = memoryview(buffer).cast("B")[taken:]
+            break
+        taken -= size
+        whole += 1
+    del buffers[:whole]
+
+
+class Pending(Protocol):
+    """Receives the answer to one request; called by the thread that reads."""
+
+    def answered(self, code: int, body: bytes) -> None:
+        """The answer has come."""
+
+    def lost(self, error: TxmqError) -> None:
+        """No answer will come; whether the request was executed is not known."""
+
+
+class Waiter:
+    """Something one thread can wait for.
+
+    Attributes:
+        done: the wait is over.
+        nudged: the thread has to come back from waiting and look again; it resets this itself.
+    """
+
+    __slots__ = ("__weakref__", "done", "nudged", "signal")
+
+    def __init__(self) -> None:
+        self.done = self.nudged = False
+        self.signal = Signal()
+
+    def nudge(self) -> None:
+        """Make the thread come back from ``Connection.wait``."""
+        self.nudged = True
+        self.signal.set()
+
+    def finish(self) -> None:
+        """End the wait."""
+        self.done = True
+        self.signal.set()
+
+
+class Reply(Waiter):
+    """The answer to one request, as a thread waits for it."""
+
+    __slots__ = ("_body", "_code", "_connection", "_deadline", "_error", "opaque")
+
+    def __init__(self, connection: Connection, deadline: float, opaque: bytes) -> None:
+        self.done = self.nudged = False  # as ``Waiter``
+        self.signal = Signal()
+        self._connection, self._deadline, self.opaque = connection, deadline, opaque
+        self._code, self._body = 0, b""
+        self._error: TxmqError | None = None
+
+    def answered(self, code: int, body: bytes) -> None:
+        self._code, self._body = code, body
+        self.done = True
+        self._connection.is_answered(self)
+
+    def lost(self, error: TxmqError) -> None:
+        if not self.done:
+            self._error = error
+            self.finish()
+
+    def look(self) -> None:
+        """Read what has arrived, without waiting."""
+        if not self.done:
+            self._connection.take_arrived()
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """Wait for the answer and return its body.
+
+        Args:
+            timeout: seconds from now; by default until the request's own deadline.
+
+        Raises:
+            BrokerError: the broker refused; its class says why.
+            ConnectionLostError, RequestTimeoutError: whether the request was executed is not known.
+        """
+        connection = self._connection
+        if not self.done:
+            connection.wait(self, self._deadline if timeout is None else connection.clock.monotonic() + timeout)
+            if not self.done:
+                self.look()  # a caller that comes late: its answer may have been there in time
+        if not self.done:
+            if timeout is None:
+                connection.abandon(self.opaque)
+            raise RequestTimeoutError(f"no answer from {connection.address} in time")
+        if self._error is not None:
+            raise type(self._error)(*self._error.args)
+        if self._code != 200:
+            raise broker_error(self._code, self._body)
+        return self._body
+
 
 HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads, or tasks, that run next
 ABANDONED_MAX = 256  # requests given up on one connection; a broker that answers none of them is gone
@@ -183,7 +289,7 @@ class Connection:
                 if taken == size:
                     rest.clear()
                     continue
-                drop(rest, taken)
+                drop_sent(rest, taken)
                 if rest:
                     self._stuck = True
                     return

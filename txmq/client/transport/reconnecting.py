@@ -18,17 +18,23 @@ longer than ``AWAY_S_MAX``.
 Invariants:
     * A ``Connection`` that is returned has been greeted, and the session, if there is one, is bound to it.
     * After ``fork`` the child starts anew, with another session; the parent's connection is left alone.
+
+A client logs in, before anything else is said on a connection: by SCRAM-SHA-256, or as the owner of its certificate.
+
+By SCRAM both sides prove that they know the password; a fake broker learns nothing that it could use.
+Over TLS the proof holds for the certificate that this client was shown, and for no other: a relay between two TLS
+connections, with another certificate that the client trusts, cannot log in with it.
+
+Where a connection leads: the addresses that are tried, and the home that has to answer there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from txmq.client.transport.connection import Connection
-from txmq.client.transport.destination import Address, Destination
-from txmq.client.transport.login import log_in
-from txmq.client.transport.reply import Reply
+from txmq.client.transport.connection import Connection, Reply
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello
 from txmq.errors import (
     BrokerAwayError,
@@ -36,20 +42,127 @@ from txmq.errors import (
     ConnectionLostError,
     FencedError,
     NotOwnerError,
+    OverloadedError,
     RemoteProtocolError,
     RequestTimeoutError,
     TxmqError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from txmq.model import Outcome
+from txmq.protocol.certificates import end_point
 from txmq.protocol.commands import Stated, Word
 from txmq.protocol.json_text import Fields
+from txmq.protocol.scram import ScramAttempt
 from txmq.runtime import net
 from txmq.runtime.backoff import Backoff
+from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Attempt, Exclusive, watch_forks
 from txmq.xa.resolver_ports import Answer
 from txmq.xid import TxId
+
+if TYPE_CHECKING:
+    from txmq.runtime.tls import ClientTls
+
+_NONCE_BITS = 192
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """The user that logs in, and how. No text of it shows a password."""
+
+    user: str
+    password: Callable[[], str] | None = field(repr=False)  # asked at each login; None: the certificate proves it
+
+
+def log_in(connection: Connection, login: Login | None, deadline: float) -> None:
+    """Log in, if there is a user to log in as.
+
+    Raises:
+        UnauthenticatedError: user or password is wrong, or the broker could not prove that it knows the user.
+        BadRequestError: the broker has no users.
+        ConfigError: the password cannot be read.
+        UnavailableError: the user has as many connections as its quota allows; to be tried again later.
+    """
+    if login is None:
+        return
+    if login.password is None:
+        _by_certificate(connection, login.user, deadline)
+        return
+    nonce, shown = f"{OSRandom().bits(_NONCE_BITS):048x}", connection.stream.server_certificate
+    attempt = ScramAttempt(login.user, login.password(), nonce, None if shown is None else end_point(shown))
+    first = _auth(connection, "scram-sha-256", attempt.first(), deadline)
+    attempt.verify(_auth(connection, "scram-sha-256", attempt.final(first), deadline))
+
+
+def _by_certificate(connection: Connection, user: str, deadline: float) -> None:
+    try:
+        _auth(connection, "external", user.encode(), deadline)
+    except UnauthenticatedError as error:
+        raise UnauthenticatedError(
+            f"{error}: this client's certificate is not {user}'s (txmq user add --certificate); there is no password"
+        ) from None
+
+
+def _auth(connection: Connection, mechanism: str, message: bytes, deadline: float) -> bytes:
+    try:
+        answer = connection.request(deadline, "auth", mechanism, body=[message]).result()
+    except OverloadedError as error:  # the next attempt to connect comes later
+        raise UnavailableError(str(error)) from None
+    return bytes(answer).removesuffix(b"\n")
+
+
+Address = tuple[str, int]
+
+
+class Destination(Protocol):
+    """The other end of a connection, through all its lives."""
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """How it is spoken to; None: in plaintext."""
+
+    @property
+    def login(self) -> Login | None:
+        """How a connection logs in; None: it does not."""
+
+    @property
+    def home_wish(self) -> str | None:
+        """The home that ``hello`` asks for; None if any broker will do."""
+
+    def addresses(self, deadline: float) -> Sequence[Address]:
+        """Where to look for it, tried in turn."""
+
+    def greeted(self, introduction: Fields, address: Address) -> None:
+        """A broker has answered ``hello``.
+
+        Raises:
+            ConnectionLostError: it is another one than the connection is for.
+        """
+
+    def failed(self) -> None:
+        """No address could be connected to."""
+
+
+class AnyBroker:
+    """Any broker that answers at these addresses."""
+
+    home_wish = None
+
+    def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None, login: Login | None = None) -> None:
+        self._addresses, self.tls, self.login = list(addresses), tls, login
+
+    def addresses(self, deadline: float) -> Sequence[Address]:
+        """See ``Destination``."""
+        return self._addresses
+
+    def greeted(self, introduction: Fields, address: Address) -> None:
+        """See ``Destination``."""
+
+    def failed(self) -> None:
+        """See ``Destination``."""
+
 
 BACKOFF_S = Backoff(0.02, 0.5)
 IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted

@@ -24,11 +24,9 @@ from functools import partial
 from txmq.addresses import without_secret
 from txmq.client.client import Client
 from txmq.client.home_link import HomeLink
-from txmq.client.transaction.conversation import RETRY_S
-from txmq.client.transaction.home_part import HomePart
-from txmq.client.transaction.homes import HOMES_MAX
+from txmq.client.transaction.conversation import LOST, RETRY_S
+from txmq.client.transaction.homes import HOMES_MAX, HomePart
 from txmq.client.transaction.messages import EncodedPart
-from txmq.client.transaction.refusals import LOST
 from txmq.client.transport.session import ClientSession
 from txmq.errors import (
     ConfigError,

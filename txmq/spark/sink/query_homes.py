@@ -21,8 +21,7 @@ from typing import NamedTuple, TypeVar
 from txmq.client.client import Client
 from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.routes import CORRECTIONS_MAX
-from txmq.client.transaction.conversation import RETRY_S
-from txmq.client.transaction.refusals import LOST
+from txmq.client.transaction.conversation import LOST, RETRY_S
 from txmq.errors import (
     NotOwnerError,
     OverloadedError,

@@ -29,7 +29,7 @@ from txmq.binlog.publish import ownership
 from txmq.binlog.publish.ordered_publisher import OrderedPublisher
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.reader import BinlogReader
-from txmq.client.producer.batches import TopicRef
+from txmq.client.producer.core import TopicRef
 from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer, WriteAheadSpool
 from txmq.errors import SpoolFullError
 from txmq.log import records

@@ -7,8 +7,7 @@ from collections import deque
 
 import pytest
 
-from txmq.client.producer.batches import Batch, BatchState, ProducerLimits
-from txmq.client.producer.core import ProducerCore
+from txmq.client.producer.core import Batch, BatchState, ProducerCore, ProducerLimits
 from txmq.errors import (
     BrokerError,
     ConnectionLostError,

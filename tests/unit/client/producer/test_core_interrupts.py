@@ -7,8 +7,7 @@ from contextlib import suppress
 
 from tests.interrupts import Strike
 from txmq.client.producer import core as core_module
-from txmq.client.producer.batches import ProducerLimits
-from txmq.client.producer.core import ProducerCore
+from txmq.client.producer.core import ProducerCore, ProducerLimits
 
 
 def test_interrupted_answer_is_taken_or_comes_again() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.client.producer.batches import Batch, ProducerLimits
-from txmq.client.producer.core import ProducerCore
+from txmq.client.producer.core import Batch, ProducerCore, ProducerLimits
 from txmq.errors import DeliveryUnknownError, NotOwnerError, RequestTimeoutError, TxmqError
 
 NOT_OWNER = NotOwnerError("leader=host:9 home=2 owns it")

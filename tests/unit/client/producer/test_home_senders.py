@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.client.homes import Cluster, OpenCommits
 from txmq.client.partitioner import FixedSelector, RoundRobinSelector
-from txmq.client.producer.home_sender import HomeSender
+from txmq.client.producer.home_senders import HomeSender
 from txmq.errors import BrokerAwayError, DeliveryUnknownError, NotOwnerError, RequestTimeoutError, UnknownTopicError
 from txmq.testing.eventually import eventually
 

@@ -12,10 +12,9 @@ import pytest
 
 from tests.interrupts import Strike
 from tests.unit.client.homes import Cluster
-from txmq.client.producer import core, home_sender, home_senders, sender
-from txmq.client.producer.home_sender import HomeSender
-from txmq.client.producer.home_senders import HomeSenders
-from txmq.client.transport.reply import Waiter
+from txmq.client.producer import core, home_senders, sender
+from txmq.client.producer.home_senders import HomeSender, HomeSenders
+from txmq.client.transport.connection import Waiter
 from txmq.model import SendResult
 from txmq.runtime.threads import Future
 
@@ -57,7 +56,7 @@ def test_interrupted_move_of_batches_goes_to_its_end(
         with monkeypatch.context() as patch:
             patch.setattr(HomeSender, "_start_background", lambda _sender: None)  # this thread does its work
             senders, source, futures = prepared(cluster)
-            strike = Strike(number, core, home_sender, home_senders, sender, threading)
+            strike = Strike(number, core, home_senders, home_senders, sender, threading)
             sys.setprofile(strike)
             with suppress(KeyboardInterrupt):
                 source.step(Waiter(), cluster.clock.now + 1)

@@ -9,7 +9,7 @@ import pytest
 
 from txmq.client.client import Client
 from txmq.client.partitioner import checked
-from txmq.client.producer.message_checks import checked_content
+from txmq.client.producer.producer import checked_content
 from txmq.errors import LocalProtocolError
 
 

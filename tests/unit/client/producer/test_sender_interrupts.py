@@ -11,10 +11,10 @@ from tests.interrupts import Strike
 from tools.simulated.clock import SimClock
 from txmq.client.producer import core as core_module
 from txmq.client.producer import sender as sender_module
-from txmq.client.producer.batches import ProducerLimits
+from txmq.client.producer.core import ProducerLimits
 from txmq.client.producer.sender import Sender
+from txmq.client.transport.connection import Waiter
 from txmq.client.transport.reconnecting import ReconnectingConnection
-from txmq.client.transport.reply import Waiter
 
 
 class _Connection:

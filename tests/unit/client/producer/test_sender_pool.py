@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream
 from txmq.client.client import Client
-from txmq.client.producer.sender_pool import IDLE_MAX
+from txmq.client.producer.home_senders import IDLE_MAX
 from txmq.client.transport.reconnecting import END_S_MAX
 from txmq.errors import DeliveryUnknownError, OtherSessionError
 

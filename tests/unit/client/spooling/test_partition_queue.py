@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.unit.client.spooling.queue_fixture import PARTITION, STEPS, QueueFixture, Step
-from txmq.client.transport.reply import Waiter
+from txmq.client.transport.connection import Waiter
 from txmq.errors import (
     ConnectionLostError,
     DiskFullError,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.open_files import open_files
-from txmq.client.producer.batches import TopicRef
+from txmq.client.producer.core import TopicRef
 from txmq.client.spooling.spool import FILE_NAME, Spool
 from txmq.client.spooling.spool_rows import EPOCH_MAX, AssignedSequence, Held, SpoolIdentity
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from tools.simulated.broker import SimulatedBroker
 from tools.simulated.cluster import SimulatedCluster
-from txmq.client.transaction.acks import TransactionAcks
-from txmq.client.transaction.block import Transaction
+from txmq.client.transaction.block import Transaction, TransactionAcks
 from txmq.model import Outcome
 from txmq.protocol.transaction_offsets import OffsetRow
 

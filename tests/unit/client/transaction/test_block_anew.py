@@ -15,8 +15,7 @@ from tests.unit.client.transaction.test_block_homes import A, B, C, _join, block
 from tests.unit.xa.support import quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource, Notes
 from tools.simulated.cluster import SimulatedCluster
-from txmq.client.transaction.checker import CheckBacks
-from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.half_message import CheckBacks, HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import RolledBackError, StaleTopicError, XAError
 from txmq.model import Outcome, Resolution
@@ -101,7 +100,7 @@ def test_last_resource_rolls_its_rows_back(shop: Shop, cluster: SimulatedCluster
 
 
 def test_half_message_is_refused_before_its_block(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.half_message.start_daemon", lambda _name, _run: None)
     group = CheckBacks(cluster, "g", lambda _: Resolution.UNKNOWN)
     cluster.routes.topic_id("orders")
     create_anew(cluster)

@@ -18,9 +18,8 @@ from tools.simulated.broker import SimulatedBroker
 from tools.simulated.cluster import SimulatedCluster
 from tools.simulated.faults import Fault, lost
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.checker import CheckBacks
 from txmq.client.transaction.current import associated_branch
-from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.half_message import CheckBacks, HalfMessage
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import (
     ConnectionLostError,
@@ -322,7 +321,7 @@ def test_untold_rollback_waits_for_no_earlier_end(cluster: SimulatedCluster) -> 
 
 @pytest.fixture
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.half_message.start_daemon", lambda _name, _run: None)
 
 
 def half(cluster: SimulatedCluster, group: CheckBacks, number: int) -> HalfMessage:
@@ -364,7 +363,7 @@ def test_decision_that_did_not_arrive_waits_for_its_own_home(cluster: SimulatedC
 
 def test_each_home_has_a_thread_also_a_new_one(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
-    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda name, _run: started.append(name))
+    monkeypatch.setattr("txmq.client.transaction.half_message.start_daemon", lambda name, _run: started.append(name))
     group = CheckBacks(cluster, "g", lambda _: Resolution.UNKNOWN)
     group.start()
     group.start()

@@ -11,7 +11,7 @@ import pytest
 from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import MessageBuffer
-from txmq.client.transport.reply import Reply
+from txmq.client.transport.connection import Reply
 from txmq.errors import (
     BadRequestError,
     OtherTokenError,

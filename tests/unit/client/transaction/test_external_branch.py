@@ -9,10 +9,16 @@ import pytest
 
 from tools.simulated.broker import SimulatedBroker
 from tools.simulated.faults import Fault, lost
-from txmq.client.transaction import current, external_branch
+from txmq.client.transaction import current, xa_resource
 from txmq.client.transaction.current import associated_branch
-from txmq.client.transaction.external_branch import TRANSITIONS, BranchState, Call, ExternalBranch, listed_xid
-from txmq.client.transaction.xa_resource import BrokerXAResource
+from txmq.client.transaction.xa_resource import (
+    TRANSITIONS,
+    BranchState,
+    BrokerXAResource,
+    Call,
+    ExternalBranch,
+    listed_xid,
+)
 from txmq.errors import ConnectionLostError, RolledBackError, TopicClosedError, TransactionStateError, XAError
 from txmq.xa import XACode, XAFlag
 from txmq.xid import Xid
@@ -181,7 +187,7 @@ def test_broker_that_is_away_is_no_answer_about_branch(home: SimulatedBroker, re
 def test_what_outgrows_one_request_goes_ahead_and_commits_with_rest(
     home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_branch, "_STREAM_AT_BYTES", 10)
+    monkeypatch.setattr(xa_resource, "_STREAM_AT_BYTES", 10)
     idle(resource, home, value=b"large" * 10)
     assert "put" in home.requests
     resource.prepare(XID)
@@ -192,7 +198,7 @@ def test_what_outgrows_one_request_goes_ahead_and_commits_with_rest(
 def test_part_that_is_refused_leaves_branch_to_be_rolled_back(
     home: SimulatedBroker, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_branch, "_STREAM_AT_BYTES", 10)
+    monkeypatch.setattr(xa_resource, "_STREAM_AT_BYTES", 10)
     resource.start(XID)
     home.faults["put"].append(Fault(TopicClosedError("closed")))
     with pytest.raises(RolledBackError):

@@ -14,8 +14,7 @@ from tools.simulated.broker import SimulatedBroker
 from tools.simulated.cluster import SimulatedCluster
 from tools.simulated.connection import Sent
 from tools.simulated.faults import Fault, GivenReply, Reply, lost
-from txmq.client.transaction.checker import CheckBacks, CheckRequest
-from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.half_message import CheckBacks, CheckRequest, HalfMessage
 from txmq.errors import (
     DiskFullError,
     FencedError,
@@ -62,7 +61,7 @@ class Group:
 
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.half_message.start_daemon", lambda _name, _run: None)
 
 
 @pytest.fixture

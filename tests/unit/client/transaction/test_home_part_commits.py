@@ -14,9 +14,9 @@ from tests.unit.client.transaction.test_block_homes import A, B, block
 from tools.simulated.broker import SimulatedBroker
 from tools.simulated.clock import SimClock
 from tools.simulated.cluster import SimulatedCluster
-from txmq.client.transaction import home_part
-from txmq.client.transaction.home_part import HomePart, PendingCommits
-from txmq.client.transport.reply import Reply
+from txmq.client.transaction import homes
+from txmq.client.transaction.homes import HomePart, PendingCommits
+from txmq.client.transport.connection import Reply
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
 from txmq.protocol.transaction_parts import PartResult
 from txmq.runtime import threads
@@ -88,7 +88,7 @@ def test_interrupt_anywhere_leaves_no_commit_untaken(take: Callable[[PendingComm
             tx.send("orders", b"2", key=B)
         commits = cluster.homes[1].pending_commits
         assert commits.holds(SLOT)
-        strike = Strike(number, home_part, threads)
+        strike = Strike(number, homes, threads)
         sys.setprofile(strike)
         try:
             with suppress(KeyboardInterrupt):

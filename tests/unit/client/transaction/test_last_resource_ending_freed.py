@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.xa.support import LastResourceFixture, quiet_resolver
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.home_part import HomePart
+from txmq.client.transaction.homes import HomePart
 from txmq.client.transaction.last_resource_ending import LastResourceEnding
 
 

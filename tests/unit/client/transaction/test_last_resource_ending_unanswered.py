@@ -12,11 +12,10 @@ from tests.unit.xa.support import LastResourceFixture, Quiet, quiet_resolver
 from tests.unit.xa.xa_support import Database, FakeResource
 from tools.simulated.faults import Fault
 from txmq.client.admin.transactions import Transactions
-from txmq.client.transaction import home_part
+from txmq.client.transaction import homes
 from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.checker import CheckBacks
-from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.half_message import CheckBacks, HalfMessage
 from txmq.errors import (
     ConnectionLostError,
     HeuristicMixedError,
@@ -180,7 +179,7 @@ def test_xa_decision_goes_behind_it(world: LastResourceFixture) -> None:
 
 
 def test_half_message_goes_behind_it(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.half_message.start_daemon", lambda _name, _run: None)
     group = CheckBacks(world.home, "g", lambda _half: Resolution.UNKNOWN)
     order(world, b"1")
     world.home.holds.answers_waits = True
@@ -281,7 +280,7 @@ def test_owner_hears_what_the_resolver_heard_in_its_stead(world: LastResourceFix
 def test_commit_beyond_the_bound_is_left_to_the_resolver(
     world: LastResourceFixture, quiet: Quiet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home_part, "COMMITS_IN_FLIGHT_MAX", 2)
+    monkeypatch.setattr(homes, "COMMITS_IN_FLIGHT_MAX", 2)
     orders = [order(world, b"%d" % number) for number in range(3)]
     assert [tx.pending for tx in orders] == [(), (), ("broker",)]
     assert (len(world.home.holds.replies), quiet.wakes) == (2, 1)
@@ -293,7 +292,7 @@ def test_commit_beyond_the_bound_is_left_to_the_resolver(
 
 
 def test_block_begins_when_there_is_room(world: LastResourceFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_part, "OPEN_MAX", 1)
+    monkeypatch.setattr(homes, "OPEN_MAX", 1)
     order(world, b"1")
     with pytest.raises(RolledBackError, match="too many"):
         order(world, b"2")

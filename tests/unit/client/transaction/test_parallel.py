@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from txmq.client.transaction import parallel
-from txmq.client.transaction.parallel import Job, run_all
+from txmq.client.transaction import two_phase_ending
+from txmq.client.transaction.two_phase_ending import Job, run_all
 
 WAIT_S = 10.0
 
@@ -18,7 +18,7 @@ def jobs(count: int) -> list[Job]:
 
 
 def test_one_runs_in_callers_thread_and_no_thread_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "start_daemon", lambda *_: pytest.fail("a thread"))
+    monkeypatch.setattr(two_phase_ending, "start_daemon", lambda *_: pytest.fail("a thread"))
     seen: list[int] = []
     run_all(jobs(1), [lambda: seen.append(threading.get_ident())])
     assert seen == [threading.get_ident()]
@@ -38,7 +38,7 @@ def test_jobs_run_in_sequence_if_no_thread_can_start(monkeypatch: pytest.MonkeyP
     def none_left(_name: str, _run: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(parallel, "start_daemon", none_left)
+    monkeypatch.setattr(two_phase_ending, "start_daemon", none_left)
     seen: list[int] = []
     run_all(jobs(3), [lambda number=number: seen.append(number) for number in range(3)])  # type: ignore[misc]
     assert sorted(seen) == [0, 1, 2]
@@ -73,7 +73,7 @@ def test_jobs_are_used_again_and_again() -> None:
 
 def test_a_late_one_keeps_its_connection_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller was interrupted, and one database does not answer."""
-    monkeypatch.setattr(parallel, "GRACE_S", 0.01)
+    monkeypatch.setattr(two_phase_ending, "GRACE_S", 0.01)
     some, answer, used = jobs(2), threading.Event(), list[str]()
 
     def interrupted() -> None:

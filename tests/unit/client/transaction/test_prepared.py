@@ -10,8 +10,7 @@ import pytest
 
 from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.conversation import Conversation, Extensions
-from txmq.client.transaction.home_part import HomePart
-from txmq.client.transaction.homes import TransactionHomes
+from txmq.client.transaction.homes import HomePart, TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.client.transaction.prepared import prepare, resolve
 from txmq.errors import TransactionConflictError

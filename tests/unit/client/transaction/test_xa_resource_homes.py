@@ -10,7 +10,7 @@ from tests.unit.client.transaction.moments import Moments
 from tools.simulated.broker import SimulatedBroker
 from tools.simulated.cluster import SimulatedCluster
 from tools.simulated.faults import Fault, lost
-from txmq.client.transaction import current, external_branch
+from txmq.client.transaction import current, xa_resource
 from txmq.client.transaction.current import associated_branch
 from txmq.client.transaction.xa_resource import BrokerXAResource
 from txmq.errors import DiskFullError, TopicClosedError, XAError
@@ -141,7 +141,7 @@ def test_any_process_finishes_and_tells_the_homes(
 def test_large_branch_streams_to_every_home(
     cluster: SimulatedCluster, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_branch, "_STREAM_AT_BYTES", 10)
+    monkeypatch.setattr(xa_resource, "_STREAM_AT_BYTES", 10)
     idle(resource, cluster, b"large" * 10)
     cluster.clock.advance(60.0)  # a transaction manager takes its time: each call has the whole timeout
     assert resource.prepare(XID) is XACode.XA_OK
@@ -153,7 +153,7 @@ def test_large_branch_streams_to_every_home(
 def test_large_branch_is_withdrawn_everywhere(
     cluster: SimulatedCluster, resource: BrokerXAResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_branch, "_STREAM_AT_BYTES", 10)
+    monkeypatch.setattr(xa_resource, "_STREAM_AT_BYTES", 10)
     idle(resource, cluster, b"large" * 10)
     assert resource.rollback(XID) is XACode.XA_OK
     assert [list(home.states().values()) for home in cluster.homes] == [["rolled-back"]] * 2

@@ -8,8 +8,7 @@ from collections import deque
 import pytest
 
 from tests.unit.client.scripted import ScriptedBroker, ScriptedStream, connection_to, link_of
-from txmq.client.transport.connection import ABANDONED_MAX, SILENT_S_MAX, Connection
-from txmq.client.transport.reply import Waiter
+from txmq.client.transport.connection import ABANDONED_MAX, SILENT_S_MAX, Connection, Waiter
 from txmq.errors import (
     ConnectionLostError,
     LocalProtocolError,

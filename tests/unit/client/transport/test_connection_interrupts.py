@@ -12,13 +12,11 @@ import pytest
 
 from tests.interrupts import Strike
 from tests.unit.client.scripted import scripted_broker
+from txmq.client.transport import connection
 from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
-from txmq.client.transport import reply
-from txmq.client.transport.connection import Connection
-from txmq.client.transport.destination import AnyBroker
-from txmq.client.transport.reconnecting import ReconnectingConnection
-from txmq.client.transport.reply import Waiter
+from txmq.client.transport.connection import Connection, Waiter
+from txmq.client.transport.reconnecting import AnyBroker, ReconnectingConnection
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.runtime.net import TcpStream
 from txmq.runtime.os_clock import OSClock
@@ -38,7 +36,7 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
     link = Connection(TcpStream(ours), OSClock(), "broker")
     other = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     broker.sendall(ANSWER % other.opaque + ANSWER % b"2")
-    sys.setprofile(Strike(number, link_module, reply))
+    sys.setprofile(Strike(number, link_module, connection))
     with suppress(KeyboardInterrupt, ConnectionLostError):
         link.request(link.clock.monotonic() + DEADLINE_S, "ping").result()
     sys.setprofile(None)

@@ -9,8 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from txmq.client.transport.connection import HELD_BACK_MAX, Connection
-from txmq.client.transport.reply import Pending, Reply, Waiter
+from txmq.client.transport.connection import HELD_BACK_MAX, Connection, Pending, Reply, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
 from txmq.runtime.net import SLEEP_S_MAX, TcpStream

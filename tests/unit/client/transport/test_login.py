@@ -13,7 +13,7 @@ import pytest
 from tools.images.node import Answer, Node
 from txmq.client.bootstrap import bootstrap_of
 from txmq.client.transport.connection import Connection
-from txmq.client.transport.login import Login, log_in
+from txmq.client.transport.reconnecting import Login, log_in
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError, UnavailableError
 from txmq.protocol.certificates import end_point
 from txmq.protocol.scram import SALT_SIZE, keys_of

@@ -18,8 +18,7 @@ from txmq.client.client import Client
 from txmq.client.home_link import FORMER_MAX
 from txmq.client.transaction import block as module
 from txmq.client.transaction.block import Transaction
-from txmq.client.transaction.checker import CheckBacks
-from txmq.client.transaction.half_message import HalfMessage
+from txmq.client.transaction.half_message import CheckBacks, HalfMessage
 from txmq.errors import ClosedError, RolledBackError, SessionFullError
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
@@ -74,7 +73,7 @@ def check_recovery(home: SimulatedBroker, verb: str, transact: Callable[[], obje
 def test_the_next_transaction_has_another_session(
     verb: str, transact: Callable[[SimulatedBroker], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.client.transaction.checker.start_daemon", lambda _name, _run: None)
+    monkeypatch.setattr("txmq.client.transaction.half_message.start_daemon", lambda _name, _run: None)
     monkeypatch.setattr("txmq.client.transaction.block._STREAM_AT_BYTES", 1000)
     home = SimulatedBroker()
     check_recovery(home, verb, lambda: transact(home))
