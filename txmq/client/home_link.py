@@ -8,12 +8,6 @@ becomes another connection with another session; transactions that had begun end
 
 A link to a broker that is alone takes any broker at its addresses. A link that is *bound* to a home of a cluster
 follows that home's leader: ``hello`` asks for the home, so that a broker that has the address now is told apart.
-
-Whether a home answers, as far as its client knows.
-
-A home that does not answer is *away*. A thread then looks at it again and again, so that no caller has to try: at once
-after the first loss, then after a back-off that doubles up to ``LOOK_EVERY_S.most``, without chance. The thread ends
-when the home is heard, or the client is closed.
 """
 
 from __future__ import annotations
@@ -39,10 +33,16 @@ if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
 
 LOOK_EVERY_S = Backoff(0.02, 1.0)
+LOOK_S = 1.0  # a home that does not answer for so long is away
+FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
 
 
 class Presence:
-    """See the module's docstring.
+    """Whether the home answers, as far as its client knows.
+
+    A home that does not answer is *away*. A thread then looks at it again and again, so that no caller has to try: at
+    once after the first loss, then after a back-off that doubles up to ``LOOK_EVERY_S.most``, without chance. The
+    thread ends when the home is heard, or the client is closed.
 
     Args:
         look: asks the home; whether it answered. It takes a bounded time.
@@ -99,10 +99,6 @@ class Presence:
             if self._look():
                 self.heard()
             pause_s = LOOK_EVERY_S.following(pause_s)
-
-
-LOOK_S = 1.0  # a home that does not answer for so long is away
-FORMER_MAX = 4  # connections of full sessions that are kept; an older one is made again if one of its blocks goes on
 
 
 class HomeLink:

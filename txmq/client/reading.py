@@ -4,7 +4,7 @@
 Each batch is checked against its position (topic id, partition, offset) and its CRC before its messages are returned:
 damage on the broker's disk or on the way is found, not served. Sound messages before the damage are returned.
 
-A read waits, within its timeout, for commits of this client that the broker has yet to answer (``home_part``).
+A read waits, within its timeout, for commits of this client that the broker has yet to answer (``PendingCommits``).
 
 ``browse`` asks for the next answer when it begins to give out the one before: the broker works, and the network
 carries, while the caller looks at messages. It does so once its caller has come back for more.

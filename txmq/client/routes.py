@@ -404,7 +404,7 @@ class Routes:
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def drain(self, deadline: float) -> None:
-        """Wait for the answers to commits that were written (``home_part``)."""
+        """Wait for the answers to commits that were written (``PendingCommits``)."""
         for link in dict.fromkeys([self._first, *self._links.values()]):
             link.pending_commits.drain(deadline)
 

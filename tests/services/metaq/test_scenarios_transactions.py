@@ -17,7 +17,7 @@ SimpleMessageProducerUnitTest:
                                        test_a_refused_commit_is_a_rollback_with_its_cause
   no partitions                        tests/services/metaq/test_scenarios.py::
                                        test_sending_to_a_topic_that_is_not_there_is_refused
-TransactionContextUnitTest             tests/unit/client/transaction/test_external_branch.py::
+TransactionContextUnitTest             tests/unit/client/transaction/test_xa_resource_branch.py::
                                        test_every_state_and_call_leads_somewhere_or_is_protocol_error;
                                        tests/services/transaction/test_xa_resource.py::
                                        test_after_a_restart_of_the_broker_the_manager_recovers

@@ -31,8 +31,6 @@ Invariants:
     * A batch is finished (``take_finished``) exactly once, as stored at an offset or with an error.
     * An error that says "nothing was stored" is true.
     * All queues together hold at most ``buffer_size_bytes`` (the shell waits before it adds) and one message.
-
-The values that ``core`` decides about: batches, and the queue of a partition's unfinished batches.
 """
 
 from __future__ import annotations
@@ -66,6 +64,10 @@ RECORD_OVERHEAD_BYTES = 32  # of a record and of each header, at most: lengths, 
 BATCH_OVERHEAD_BYTES = 128  # header of the batch and its request's line
 
 Record = tuple[bytes | None, bytes, Headers, int]  # key, value, headers, timestamp in ms
+BACKOFF_S = Backoff(0.02, 1.0)
+NEVER = float("inf")
+MOVED = "its partition is another home's, or another topic has the name"
+DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so its outcome, only if their deadlines are this close
 
 
 class TopicRef(NamedTuple):
@@ -196,12 +198,6 @@ def not_sent(batch: Batch, reason: TxmqError | None) -> TxmqError:
     if reason is None:
         return RequestTimeoutError(text)
     return type(reason)(f"{text}: {reason}")
-
-
-BACKOFF_S = Backoff(0.02, 1.0)
-NEVER = float("inf")
-MOVED = "its partition is another home's, or another topic has the name"
-DEADLINE_SPREAD_S = 1.0  # messages share a batch, and so its outcome, only if their deadlines are this close
 
 
 class ProducerCore:

@@ -1,4 +1,4 @@
-"""The senders of one producer: one for each home that it sends to.
+"""The senders of a producer, one for each home that it sends to; and the client's pool that they come from.
 
 Theory of operation. A session belongs to one home, so batches are numbered per home: each home has a sender, with a
 connection and a session of its own. A partition's messages go to one sender. A lone broker has one home, so its
@@ -13,8 +13,8 @@ nothing of them was stored. A queue without batches follows the new topic as soo
 *A home that is away.* Messages that choose their partition in turn leave it: new ones pass it over, and those that were
 never written to a socket are given to partitions of other homes. All others wait for their home.
 
-*Transactions.* A commit may be on its way when its block has ended (``home_part``). To a lone broker a message
-for the same partition waits for the answer. Over homes one with a key does, so that it passes none of that key.
+*Transactions.* A commit may be on its way when its block has ended (``PendingCommits``). To a lone broker a message for
+the same partition waits for the answer. Over homes one with a key does, so that it passes none of that key.
 
 Invariants:
     * A batch that was ever given to a connection keeps its partition.
@@ -22,18 +22,6 @@ Invariants:
       sender's own lock, and nothing blocks while it is held.
     * Ctrl-C loses no batch between two senders: it strikes the main thread, on which none changes senders.
     * All senders together hold at most ``buffer_size_bytes`` and one message.
-
-The sender to one home of several: batches may come from the senders to other homes, and go to them.
-
-A batch changes senders between two homes as a value: the old core lets it go, the new one adopts it, and the threads
-that wait for it are nudged and go on at the new sender (``Completion.moved_to``). Which batch goes where is decided in
-``home_senders``.
-
-The senders of a client: one for each producer that is open.
-
-One session numbers the batches of one sender only. So the first sender uses the client's own connection and session,
-and each further one gets a connection of its own. Senders are kept and used again when producers close, ``IDLE_MAX`` at
-most: beyond that a sender's session ends with its producer.
 """
 
 from __future__ import annotations
@@ -68,10 +56,17 @@ if TYPE_CHECKING:
     from txmq.client.home_link import HomeLink
 
 SILENT_S_MAX = 1.0  # a home that has answered nothing for so long counts as away
+IDLE_MAX: Final = 8
 
 
 class HomeSender(Sender):
-    """See the module's docstring. Thread safety: any thread.
+    """The sender to one home of several: batches may come from the senders to other homes, and go to them.
+
+    A batch changes senders between two homes as a value: the old core lets it go, the new one adopts it, and the
+    threads that wait for it are nudged and go on at the new sender (``Completion.moved_to``). Which batch goes where is
+    decided by ``HomeSenders``.
+
+    Thread safety: any thread.
 
     Attributes:
         router: what it is one of; set before the first message.
@@ -479,11 +474,12 @@ class HomeSenders:
         self._lock = Lock()
 
 
-IDLE_MAX: Final = 8
-
-
 class SenderPool:
-    """Gives senders to producers; see the module's docstring.
+    """The senders of a client: one for each producer that is open.
+
+    One session numbers the batches of one sender only. So the first sender uses the client's own connection and
+    session, and each further one gets a connection of its own. Senders are kept and used again when producers close,
+    ``IDLE_MAX`` at most: beyond that a sender's session ends with its producer.
 
     Args:
         control: returns the client's own connection of the moment.

@@ -1,10 +1,6 @@
 """``client.producer(...)``: checks a message, chooses its partition, and lets it join the transaction it is sent in.
 
 ``sender`` (threads, deadlines) and ``core`` (decisions) send what joins no transaction.
-
-Check a message before it is sent: key, value, headers, tag and size.
-
-The tag travels as a header of its own (``TAG_HEADER``), before the application's.
 """
 
 from __future__ import annotations
@@ -57,13 +53,15 @@ if TYPE_CHECKING:
 BATCH_OVERHEAD_BYTES = 1024  # header, request line, and what compression may add
 
 Content = tuple[bytes | None, bytes, Mapping[str, bytes] | None, str | None]  # key, value, headers, tag
+T = TypeVar("T")
 
 
 def checked_content(message: Content, size_bytes_max: int) -> tuple[bytes | None, bytes, Headers]:
     """Check key, value, headers and tag of a message; key, value and headers as they are stored.
 
     They are ``bytes`` and ``str`` themselves, no subclasses: a batch is encoded when it is sent, and one that cannot be
-    encoded then would hold up all after it.
+    encoded then would hold up all after it. The tag travels as a header of its own (``TAG_HEADER``), before the
+    application's.
 
     Raises:
         TypeError, TooLargeError, LocalProtocolError: nothing was sent.
@@ -106,9 +104,6 @@ def _encoded(what: str, text: str) -> bytes:
         return str.encode(text)
     except UnicodeEncodeError as error:  # half a surrogate pair
         raise LocalProtocolError(f"{what} is {text[:80]!r}: expected text that UTF-8 can carry") from error
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,12 @@ background thread is started by the first ``send_async``, for whose batches no t
 while such batches are unfinished.
 
 A session numbers the batches of one core only, so each sender has a connection and a session of its own; the client's
-first sender shares the transactions' (``sender_pool``).
+first sender shares the transactions' (``SenderPool``).
 
 Invariants:
     * The core is used under ``_lock`` only, and what ``poll`` gives out is passed to the connection under the same
       lock, so the order on the wire is the order of the sequences.
     * Nothing sleeps, and no user code runs, while the lock is held.
-
-The end of a batch, as threads and futures wait for it.
 """
 
 from __future__ import annotations
@@ -43,6 +41,10 @@ from txmq.model import SendResult, SendStatus
 from txmq.protocol.answers import broker_error
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future, Lock, start_daemon, watch_forks
+
+BACKGROUND_WAIT_S_MAX = 1.0
+LEFTOVERS_POLL_S = 0.02
+_FOREVER_S = 86_400.0
 
 
 class Completion:
@@ -113,11 +115,6 @@ def completion_of(batch: Batch) -> Completion:
         completion = batch.owner = Completion(batch)
     assert isinstance(completion, Completion)
     return completion
-
-
-BACKGROUND_WAIT_S_MAX = 1.0
-LEFTOVERS_POLL_S = 0.02
-_FOREVER_S = 86_400.0
 
 
 class _PutReply:

@@ -1,7 +1,7 @@
 """The resolver's thread: one in every client that has resources, started by its first transaction with one.
 
 It also takes the answers to commits that nobody waits for, and tells homes of decisions that could not be told at the
-end of the block (``home_part``).
+end of the block (``PendingCommits``).
 
 It ends when the client is closed. A forked child gets a thread of its own when it needs one: threads do not survive a
 fork.

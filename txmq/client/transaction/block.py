@@ -1,10 +1,10 @@
 """The transaction block: ``with producer.transaction(...) as tx``.
 
 Theory of operation. ``tx.send`` adds a message; ``producer.send`` finds the block that it stands in (``current``).
-Messages are kept here (``messages``) and go out with the decision, or ahead of it once they no longer fit one
-request. The block has one of three endings (``ending``): a local transaction is decided by the broker
-(``local_ending``), one with a last resource by its database (``last_resource_ending``), one with XA resources by the
-broker when all of them are prepared (``two_phase_ending``). An exception in the body rolls back and goes on unchanged.
+Messages are kept here (``messages``) and go out with the decision, or ahead of it once they no longer fit one request.
+The block has one of three endings (``ending``): a local transaction is decided by the broker (``local_ending``), one
+with a last resource by its database (``last_resource_ending``), one with XA resources by the broker when all of them
+are prepared (``two_phase_ending``). An exception in the body rolls back and goes on unchanged.
 
 Invariants:
     * no block inside a block, and nothing joins a block that is over;
@@ -13,10 +13,6 @@ Invariants:
       that it would roll back may be committed by then;
     * a normal return means that the decision is durable; ``pending`` says where it has yet to arrive;
     * an error in cleaning up never takes the place of the body's.
-
-The messages that a transaction acknowledges, by consumer, and the offsets that are saved with it.
-
-No I/O, except in ``pending_acks`` if the outcome is not known.
 """
 
 from __future__ import annotations
@@ -64,9 +60,16 @@ if TYPE_CHECKING:
     from txmq.client.client import Client
     from txmq.client.producer.producer import Producer
 
+LOOK_AGAIN_S = 0.005
+_STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
+_UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
+_savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
+
 
 class TransactionAcks:
-    """See the module's docstring. Thread safety: the transaction's lock.
+    """The messages that a transaction acknowledges, by consumer, and the offsets that are saved with it.
+
+    No I/O, except in ``pending_acks`` if the outcome is not known. Thread safety: the transaction's lock.
 
     Args:
         await_end: waits for the broker's answer, until a time, if the transaction has ended before it came.
@@ -173,12 +176,6 @@ class AcksOfHome:
         if self._encoded is None:
             self._encoded = self._whole.encoded_of(self._slots)
         return self._encoded
-
-
-LOOK_AGAIN_S = 0.005
-_STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead of the decision
-_UNKNOWN = Outcome.UNKNOWN  # an enum's member is slow to look up
-_savepoint: ContextVar[object | None] = ContextVar("txmq_savepoint", default=None)  # the innermost one of the context
 
 
 class Transaction:

@@ -4,9 +4,8 @@ Theory of operation. ``begin`` takes the id from a session, and it stands for th
 request may be repeated under the same id: the broker executes it once and gives the same answer. After a lost
 connection a request is repeated here until the deadline. The meaning of a refusal is left to the caller, together with
 whether an earlier attempt may have been executed (``may_have_arrived``, ``is_doubtful``). A block has one conversation
-with each home that it wrote to (``home_part``).
-
-What a caller is told of a refusal before the decision.
+with each home that it wrote to (``HomePart``). A refusal before the decision reaches the caller as a
+``RolledBackError``: nothing happened (``rolled_back``).
 """
 
 from __future__ import annotations
@@ -48,6 +47,14 @@ if TYPE_CHECKING:
 LOST = (ConnectionLostError, UnavailableError)  # not answered, and the broker may be away
 # Refusals of a transaction's id, or its topics': the block has others when it is run again.
 _OF_THESE_IDS = (TransactionConflictError, FencedError, UnknownTransactionError, StaleTopicError)
+RETRY_S = 0.02  # between attempts that failed without taking time themselves
+ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer
+OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
+_UNANSWERED = (*LOST, RequestTimeoutError)
+_REFUSALS = (SessionFullError, StaleTopicError, NotOwnerError)  # see ``look_at_refusal``
+_REQUEST_OVERHEAD_BYTES = 300  # one part's line
+Extensions = dict[str, str | int | bytes | None]
+Fields = dict[str, str | int]
 
 
 def rolled_back(error: TxmqError, txid: str | None) -> RolledBackError:
@@ -73,16 +80,7 @@ def raise_rolled_back(error: TxmqError, txid: str | None) -> NoReturn:
     raise rolled_back(error, txid)
 
 
-RETRY_S = 0.02  # between attempts that failed without taking time themselves
-ROLLBACK_TIMEOUT_S = 2.0  # no outcome depends on its answer
-OVERLOADED_PAUSE_S = 0.2  # megabytes are sent again each time
-_UNANSWERED = (*LOST, RequestTimeoutError)
 _ENDS = {outcome.value: outcome for outcome in (Outcome.COMMITTED, Outcome.ROLLED_BACK)}
-_REFUSALS = (SessionFullError, StaleTopicError, NotOwnerError)  # see ``look_at_refusal``
-_REQUEST_OVERHEAD_BYTES = 300  # one part's line
-
-Extensions = dict[str, str | int | bytes | None]
-Fields = dict[str, str | int]
 
 
 class Conversation:

@@ -15,19 +15,6 @@ Invariants:
     * a decision that did not reach the broker (``pending``) is reported by the check-back thread, or the checker is
       asked;
     * a commit that meets a durable rollback raises, and the other way round.
-
-The check-back threads: ask the application's checker about half messages that their owners did not decide.
-
-Theory of operation. One thread for each producer group of a client and each home, with a connection of its own,
-long-polls ``checks``: the broker hands out halves whose owner has gone, or whose deadline has passed, and waits longer
-each time (1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the first two are
-reported to the broker, and after UNKNOWN it asks again, for ever. The thread also reports decisions of owners that
-could not reach the broker.
-
-Invariants:
-    * a checker that raises, or answers anything but a ``Resolution``, has answered UNKNOWN, and that is logged;
-    * nothing is resolved without an answer of the checker;
-    * the threads end with the client; a forked child has its own once it uses the group.
 """
 
 from __future__ import annotations
@@ -78,6 +65,8 @@ HALVES_PER_POLL = 20  # a slow checker must not hold many that another member co
 PAUSE_S = 1.0  # after an error that is not a lost connection
 REPORT_TIMEOUT_S = 1.0
 _THREAD_NAME = "txmq-checks"
+RESOLVE_S = 5.0  # then the check-back thread goes on reporting
+_OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +105,18 @@ Checker = Callable[[CheckRequest], Resolution]
 
 
 class CheckBacks:
-    """See the module's docstring.
+    """The check-back threads: ask the application's checker about half messages that their owners did not decide.
+
+    Theory of operation. One thread for each producer group of a client and each home, with a connection of its own,
+    long-polls ``checks``: the broker hands out halves whose owner has gone, or whose deadline has passed, and waits
+    longer each time (1 s, doubling to a minute). The application's checker answers COMMIT, ROLLBACK or UNKNOWN; the
+    first two are reported to the broker, and after UNKNOWN it asks again, for ever. The thread also reports decisions
+    of owners that could not reach the broker.
+
+    Invariants:
+        * a checker that raises, or answers anything but a ``Resolution``, has answered UNKNOWN, and that is logged;
+        * nothing is resolved without an answer of the checker;
+        * the threads end with the client; a forked child has its own once it uses the group.
 
     Args:
         client: its homes are polled, and resolve.
@@ -313,10 +313,6 @@ class _HomeChecks:
             except TransactionError as error:
                 self._log.error("a half message ended otherwise than decided", error=str(error))
             self._unreported.popleft()
-
-
-RESOLVE_S = 5.0  # then the check-back thread goes on reporting
-_OUTCOMES = {Resolution.COMMIT: Outcome.COMMITTED, Resolution.ROLLBACK: Outcome.ROLLED_BACK}
 
 
 class HalfMessage:

@@ -1,42 +1,35 @@
-"""The homes of a transaction: one decides, and has a part as each of the others has.
+"""The homes of a transaction: one decides, the others have parts. And the commits that they have yet to answer.
 
 Theory of operation. A block takes its id late, when it is known which homes own the partitions that it wrote to, so
 that a transaction on one home costs one home. If there are several, the home of the id decides; what goes to each of
-the others is prepared there under an id of the client's own session at that home, and names the deciding one. The
-decision lists these ids. After it each of them is committed: the request is written before the block returns, and its
-answer is not awaited (``home_part``). A home that hears nothing asks the deciding one.
-
-The partitions of a home, and the parts for it, are told by the routes; a partition's home never changes.
-
-Invariants:
-    * all parts of a transaction carry the deciding id, and their keys, once there are several homes: the brokers place
-      parts of one partition and key in the order of the decisions;
-    * a part that may be prepared is rolled back only when its transaction is, for certain;
-    * nothing of this is done at a lone broker.
-
-One home's part of a transaction, and the commits of such parts that their home has yet to answer.
-
-Theory of operation. A transaction has a part at each home that it wrote to (``homes``); one of them decides. A part at
-another home is prepared there under an id of its own, names the deciding one, and is then committed or rolled back.
+the others is a part (``HomePart``), prepared there under an id of the client's own session at that home, and names the
+deciding one. The decision lists these ids. A home that hears nothing asks the deciding one. The partitions of a home
+are told by the routes; a partition's home never changes.
 
 What is decided is told to the homes, and the block returns: the commit of a last resource, which its database has
-decided, and the commits at other homes, which the deciding home has decided. The answers are taken by whatever reads
-them: the next transaction at that home in passing (``look``), the client's resolver (``settle``), ``tx.results``, and
-everything that must not come before them (``wait``). The broker places keyed parts of transactions in their order by
-itself, but a plain message of the same partition would pass a commit that waits there for an earlier one. So writes of
-this client wait here before they go to such a partition, and reads of this client find what was committed before them.
-The same holds for messages that the deciding home has not placed yet (``homes``).
+decided, and the commits at other homes, which the deciding home has decided. Each request is written before that, and
+its answer is not awaited (``PendingCommits``). The answers are taken by whatever reads them: the next transaction at
+that home in passing (``look``), the client's resolver (``settle``), ``tx.results``, and everything that must not come
+before them (``wait``). The broker places keyed parts of transactions in their order by itself, but a plain message of
+the same partition would pass a commit that waits there for an earlier one. So writes of this client wait here before
+they go to such a partition, and reads of this client find what was committed before them. The same holds for messages
+that the deciding home has not placed yet (``TransactionHomes.decided``).
 
 A commit says that no caller waits for its answer (``delayable``): the home lets it wait a moment for company, and it
 shares a sync with the next transaction. A caller that waits after all sends it once more, and it is forced at once.
 
 Invariants:
-    * ``state`` says the more careful thing: PREPARING before a request that prepares is sent, COMMITTED before its
-      commit is;
-    * nothing waits after a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the
-      resolver writes;
+    * all parts of a transaction carry the deciding id, and their keys, once there are several homes: the brokers place
+      parts of one partition and key in the order of the decisions;
+    * a part that may be prepared is rolled back only when its transaction is, for certain;
+    * a part's ``state`` says the more careful thing: PREPARING before a request that prepares is sent, COMMITTED before
+      its commit is;
+    * nothing waits after a decision: what cannot be written at once, or exceeds ``COMMITS_IN_FLIGHT_MAX``, the resolver
+      writes;
     * a commit that was lost is sent again before anything else that waits;
-    * an answer other than a success ends it, too, and is logged: the home has decided without its transaction.
+    * an answer to a commit other than a success ends it, too, and is logged: the home has decided without its
+      transaction;
+    * a lone broker has no part besides the one that decides.
 """
 
 from __future__ import annotations
@@ -82,6 +75,7 @@ _ACTIVE, _PREPARING, _PREPARED = BranchState.ACTIVE, BranchState.PREPARING, Bran
 _COMMITTED = BranchState.COMMITTED
 _MAY_BE_PREPARED = (_PREPARING, _PREPARED)
 _CONTRARY = (TransactionConflictError, UnknownTransactionError, FencedError, NotOwnerError)
+HOMES_MAX = 32  # that a decision lists
 
 
 def nothing(_part: HomePart) -> None:
@@ -299,7 +293,7 @@ class HomePart(Conversation):
 
 
 class PendingCommits:
-    """Those of one home. See the module's docstring. Thread safety: any thread."""
+    """Commits of one home that are not answered yet; see the module's docstring. Thread safety: any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -509,8 +503,6 @@ class PendingCommits:
 def _is_waited_for(part: HomePart, slot: TopicPartition, besides: str) -> bool:
     return slot in part.slots and not (besides and part.uuid == besides)
 
-
-HOMES_MAX = 32  # that a decision lists
 
 Submit = Callable[[HomePart], Answer]
 

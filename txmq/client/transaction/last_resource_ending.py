@@ -2,7 +2,7 @@
 
 It carries out the effects of ``xa/last_resource/coordinator.py``: database, broker, waits. The database's COMMIT is the
 decision. The commits of the homes are written after it, and the block returns. Their answers come later, in whichever
-thread takes them (``home_part``); then the marker may go, and the acknowledgements of the block count. A home
+thread takes them (``homes``); then the marker may go, and the acknowledgements of the block count. A home
 that has decided otherwise by then is a heuristic: logged, and raised by ``gather_results``. A transaction that could
 not be finished here is left to the client's resolver, with the outcome by which to finish it.
 """

@@ -204,7 +204,7 @@ NOTHING_STREAMED = Streamed(0, 0, 0)
 
 
 class SavedOffsets(Protocol):
-    """The consumers' offsets that are saved together with the messages (``acks``)."""
+    """The consumers' offsets that are saved together with the messages (``TransactionAcks``)."""
 
     def __bool__(self) -> bool:
         """Whether there is any."""

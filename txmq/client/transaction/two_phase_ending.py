@@ -2,8 +2,8 @@
 
 It carries out the effects of ``xa/two_phase/coordinator.py``: branches, broker, waits. The branches are begun in the
 order in which the block names its resources; one database takes part once. Work for all branches is done at once
-(``parallel``); work for one branch only is called, without a job. A home that does not decide is one more participant
-(``home_part``): its requests are written before the databases work, and its answers are read after that. Without
+(``run_all``); work for one branch only is called, without a job. A home that does not decide is one more participant
+(``HomePart``): its requests are written before the databases work, and its answers are read after that. Without
 databases this is the end of a local transaction over homes. Branches that could not be finished here are left to the
 client's resolver.
 
@@ -11,20 +11,6 @@ Invariants:
     * a branch's state is set before a call that may change it, and again after its answer: an interrupt in between
       leaves the more careful one;
     * a branch that a late thread still uses is touched by that thread only.
-
-The same thing for several databases at once: one of them in the caller's thread, the others in threads of their own.
-
-Theory of operation. Databases answer while others do, so two branches take as long as one. Work for one database only
-runs in the caller's thread, and no thread is made.
-
-The caller waits for all. If it is interrupted meanwhile (Ctrl-C), it waits ``GRACE_S`` more: a database that does
-not answer must not hold a person who wants to leave. A job that has not returned by then is *late*: it still uses its
-connection, so no other thread may. Other work on that connection is given to ``Job.when_free`` and done at the end of
-the late job's thread.
-
-Invariants:
-    * a connection is used by one thread at a time;
-    * an exception in any of the threads is raised in the caller, too.
 """
 
 from __future__ import annotations
@@ -77,10 +63,23 @@ from txmq.xa.two_phase.resource_ports import PrepareUnknownError, UsedXAConnecti
 GRACE_S = 2.0
 _WAIT_S = 3600.0  # a wait that comes back early is begun again
 _THREAD_NAME = "txmq-branch"
+DECIDE_WAIT_S = 1.0  # after the deadline, if decide was sent and not answered
+COMMITTED_STATES = (XAState.COMMITTED, XAState.COMMITTED_PENDING)
+_ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
+_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
+_DONE = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
+_ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
 
 
 class Job:
     """Work of one thread for one database, once at a time.
+
+    A job that has not returned when its caller must go on is *late*: it still uses its connection, so no other thread
+    may. Other work on that connection is given to ``when_free`` and done at the end of the late job's thread.
+
+    Invariants:
+        * a connection is used by one thread at a time;
+        * an exception in any of the threads is raised in the caller, too.
 
     Attributes:
         is_busy: it runs, in whichever thread.
@@ -107,7 +106,7 @@ class Job:
 
     def run(self, work: Callable[[], None]) -> None:
         """Run it here; its exception is kept."""
-        self.is_busy, self.error = True, None
+        self.error = None
         self._run(work)
 
     def when_free(self, work: Callable[[], None]) -> None:
@@ -125,6 +124,7 @@ class Job:
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
+            self.is_busy = True  # in here: a job that is interrupted before it begins would never be free again
             work()
         except BaseException as error:  # noqa: BLE001  raised again by ``run_all``
             self.error = error
@@ -137,7 +137,10 @@ class Job:
 
 
 def run_all(jobs: Sequence[Job], works: Sequence[Callable[[], None]]) -> None:
-    """Run each work as its job, all at once, and wait for them.
+    """Run each work as its job, all at once, and wait for them; the first runs in this thread.
+
+    Databases answer while others do, so two branches take as long as one. If the caller is interrupted meanwhile
+    (Ctrl-C), it waits ``GRACE_S`` more: a database that does not answer must not hold a person who wants to leave.
 
     Raises:
         BaseException: a work's; or the caller was interrupted, and some may be late.
@@ -160,13 +163,7 @@ def run_all(jobs: Sequence[Job], works: Sequence[Callable[[], None]]) -> None:
             raise job.error
 
 
-DECIDE_WAIT_S = 1.0  # after the deadline, if decide was sent and not answered
-COMMITTED_STATES = (XAState.COMMITTED, XAState.COMMITTED_PENDING)
-_ENTRY_SIZE_BYTES_MAX = BRANCH_SIZE_BYTES_MAX + 256
-_MAY_BE_PREPARED = (BranchState.PREPARING, BranchState.PREPARED)
 _ALONE = Job()  # of every branch that is the only one of its block: its work is called directly, and never late
-_DONE = (BranchState.COMMITTED, BranchState.ROLLED_BACK)
-_ENDED = (BranchState.COMMITTED, BranchState.ROLLED_BACK, BranchState.LEFT)
 
 
 def _nothing() -> None:

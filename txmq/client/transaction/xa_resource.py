@@ -9,17 +9,7 @@ and for one that recovers.
 If the messages are on several homes, one of them has the branch and its xid. What goes to the others is prepared there
 first (``homes``); the resolution at the one home is that of all, and the others are told, or ask.
 
-Calls answer an ``XACode`` or raise ``XAError`` with one, as the specification lists them. XAER_RMFAIL: the broker
-cannot be reached; nothing is known, call again.
-
-Invariants:
-    * a branch that is not prepared is rolled back when the client goes away; a prepared one stays until it is resolved;
-    * "not there" (XAER_NOTA) is answered only by the broker, or for a branch that never left this process;
-    * a heuristic outcome is answered (XA_HEURCOM, XA_HEURRB) each time, until ``forget``.
-
-Source: X/Open CAE Specification, The XA Specification, chapters 5 and 6.
-
-One branch of an external transaction manager in this client: its messages until they are prepared, and its state.
+A branch that is not prepared is an ``ExternalBranch``: its messages, and its state by ``TRANSITIONS``:
 
 ```
              start            end(TMSUCCESS)            prepare               commit, rollback
@@ -30,12 +20,19 @@ One branch of an external transaction manager in this client: its messages until
                    SUSPENDED  ROLLBACK_ONLY      +-+ start(TMJOIN): ACTIVE
 ```
 
-IN_DOUBT: prepare, or a commit in one phase, was sent and not answered. Source: X/Open XA, tables 6-2 and 6-4.
+IN_DOUBT: prepare, or a commit in one phase, was sent and not answered. A pair that is missing from ``TRANSITIONS`` is
+XAER_PROTO and changes nothing. From PREPARED on the broker's journal is the branch.
 
-Laws:
-    * a pair that is missing from ``TRANSITIONS`` is XAER_PROTO and changes nothing;
-    * a branch that is not prepared lives in this client (and in parts streamed ahead): it is gone with its connection;
-    * from PREPARED on the broker's journal is the branch; this object is not needed any more.
+Calls answer an ``XACode`` or raise ``XAError`` with one, as the specification lists them. XAER_RMFAIL: the broker
+cannot be reached; nothing is known, call again.
+
+Invariants:
+    * a branch that is not prepared lives in this client (and in parts streamed ahead): it is rolled back when the
+      client or its connection goes away; a prepared one stays until it is resolved;
+    * "not there" (XAER_NOTA) is answered only by the broker, or for a branch that never left this process;
+    * a heuristic outcome is answered (XA_HEURCOM, XA_HEURRB) each time, until ``forget``.
+
+Source: X/Open CAE Specification, The XA Specification, chapters 5 and 6 (tables 6-2 and 6-4).
 """
 
 from __future__ import annotations
@@ -84,6 +81,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 _LOST_SESSION = (TransactionConflictError, FencedError, OtherSessionError)
 _STREAM_AT_BYTES = 8 << 20  # buffered messages beyond this go ahead
+_UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
+_RECOVER_LIMIT = 1000
+_HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
 
 
 class BranchState(enum.Enum):
@@ -138,7 +138,7 @@ TRANSITIONS: dict[tuple[BranchState, Call], BranchState] = {
 
 
 class ExternalBranch:
-    """See the module's docstring.
+    """A branch of an external transaction manager in this client: its messages until they are prepared, and its state.
 
     Attributes:
         state: moved by ``BrokerXAResource``, by way of ``next_state``.
@@ -255,9 +255,6 @@ def checked_xid(xid: Xid) -> Xid:
     raise XAError(XACode.XAER_INVAL, "not an xid: (format id, gtrid of 1 to 64 bytes, bqual of 0 to 64 bytes)")
 
 
-_UNREACHABLE = (ConnectionLostError, RequestTimeoutError, UnavailableError, ClosedError)
-_RECOVER_LIMIT = 1000
-_HEURISTICS = {"committed": XACode.XA_HEURCOM, "rolled-back": XACode.XA_HEURRB}
 _START = {XAFlag.TMNOFLAGS: None, XAFlag.TMJOIN: Call.JOIN, XAFlag.TMRESUME: Call.RESUME}
 _END = {XAFlag.TMSUCCESS: Call.END, XAFlag.TMFAIL: Call.END_FAILED, XAFlag.TMSUSPEND: Call.SUSPEND}
 

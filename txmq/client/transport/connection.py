@@ -17,6 +17,8 @@ writes them all.
 Nothing here blocks while it holds a lock. What the socket does not take at once is kept (``_stuck``), and a waiting
 thread writes it later. A callback (``Pending``) may therefore send.
 
+*Answers*. What a caller waits for is a ``Reply``; anything else that is told of an answer is a ``Pending``.
+
 *An event loop* (``txmq.aio``) reads for all: it is appointed the leader once and for good, and wakes all whose answers
 one read has brought. It also writes: requests of one turn of the loop leave by ``HELD_BACK_MAX``, the rest at its end.
 
@@ -32,10 +34,6 @@ Invariants:
     * A listed follower will be woken. While a follower has to be woken, a thread is awake that passes that on, because
       every thread that leaves the list calls ``_pass_on``. A KeyboardInterrupt inside ``_pass_on`` could break the
       chain, so no follower sleeps longer than ``SLEEP_S_MAX`` without looking again.
-
-What is left of buffers that a socket took a part of.
-
-One request's answer, and what a thread waits for on a connection.
 """
 
 from __future__ import annotations
@@ -55,19 +53,11 @@ from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
 from txmq.runtime.threads import Lock, Signal
 
-
-def drop_sent(buffers: list[Buffer], taken: int) -> None:
-    """Remove the first ``taken`` bytes."""
-    whole = 0
-    for buffer in buffers:
-        size = memoryview(buffer).nbytes
-        if taken < size:
-            if taken:
-                buffers[whole] = memoryview(buffer).cast("B")[taken:]
-            break
-        taken -= size
-        whole += 1
-    del buffers[:whole]
+HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads, or tasks, that run next
+ABANDONED_MAX = 256  # requests given up on one connection; a broker that answers none of them is gone
+SILENT_S_MAX = 1.0
+_JOINED_SIZE_BYTES_MAX = 16 << 10  # copying this much costs less than one system call with many buffers
+_WRITE_WAIT_S = 0.05  # a follower with unsent bytes tries this often to write them
 
 
 class Pending(Protocol):
@@ -156,13 +146,6 @@ class Reply(Waiter):
         if self._code != 200:
             raise broker_error(self._code, self._body)
         return self._body
-
-
-HELD_BACK_MAX = 8  # requests that wait to be written together with those of threads, or tasks, that run next
-ABANDONED_MAX = 256  # requests given up on one connection; a broker that answers none of them is gone
-SILENT_S_MAX = 1.0
-_JOINED_SIZE_BYTES_MAX = 16 << 10  # copying this much costs less than one system call with many buffers
-_WRITE_WAIT_S = 0.05  # a follower with unsent bytes tries this often to write them
 
 
 class Connection:
@@ -289,7 +272,7 @@ class Connection:
                 if taken == size:
                     rest.clear()
                     continue
-                drop_sent(rest, taken)
+                _drop_sent(rest, taken)
                 if rest:
                     self._stuck = True
                     return
@@ -578,3 +561,17 @@ class Connection:
         """In a forked child: close the descriptor and nothing else; the parent goes on using the connection."""
         self.failure = ConnectionLostError("the connection belongs to the parent process")
         self.stream.close()
+
+
+def _drop_sent(buffers: list[Buffer], taken: int) -> None:
+    """Remove the first ``taken`` bytes: the socket took them."""
+    whole = 0
+    for buffer in buffers:
+        size = memoryview(buffer).nbytes
+        if taken < size:
+            if taken:
+                buffers[whole] = memoryview(buffer).cast("B")[taken:]
+            break
+        taken -= size
+        whole += 1
+    del buffers[:whole]

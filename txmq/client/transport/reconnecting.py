@@ -13,19 +13,12 @@ ends the connection, and the next request makes another one. From then on, until
 longer than ``AWAY_S_MAX``.
 
 *Which broker.* The ``Destination`` names the addresses anew for each attempt, and the home that has to answer there:
-``hello`` asks for it, so that a session is never resumed at a stranger that has the address now.
+``hello`` asks for it, so that a session is never resumed at a stranger that has the address now. It also says how the
+client logs in, which comes before anything else (``log_in``).
 
 Invariants:
     * A ``Connection`` that is returned has been greeted, and the session, if there is one, is bound to it.
     * After ``fork`` the child starts anew, with another session; the parent's connection is left alone.
-
-A client logs in, before anything else is said on a connection: by SCRAM-SHA-256, or as the owner of its certificate.
-
-By SCRAM both sides prove that they know the password; a fake broker learns nothing that it could use.
-Over TLS the proof holds for the certificate that this client was shown, and for no other: a relay between two TLS
-connections, with another certificate that the client trusts, cannot log in with it.
-
-Where a connection leads: the addresses that are tried, and the home that has to answer there.
 """
 
 from __future__ import annotations
@@ -66,6 +59,16 @@ if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
 
 _NONCE_BITS = 192
+Address = tuple[str, int]
+BACKOFF_S = Backoff(0.02, 0.5)
+IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
+SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
+JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
+WRITE_S_MAX = 0.05  # a request that nobody waits for is left to a socket that is full for longer
+AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
+END_S_MAX = 0.5  # for the answer that a session has ended: it needs none
+_CLOSED = "the client is closed"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,11 @@ class Login:
 
 
 def log_in(connection: Connection, login: Login | None, deadline: float) -> None:
-    """Log in, if there is a user to log in as.
+    """Log in, if there is a user to log in as: by SCRAM-SHA-256, or as the owner of the client's certificate.
+
+    By SCRAM both sides prove that they know the password; a fake broker learns nothing that it could use. Over TLS the
+    proof holds for the certificate that this client was shown, and for no other: a relay between two TLS connections,
+    with another certificate that the client trusts, cannot log in with it.
 
     Raises:
         UnauthenticatedError: user or password is wrong, or the broker could not prove that it knows the user.
@@ -111,9 +118,6 @@ def _auth(connection: Connection, mechanism: str, message: bytes, deadline: floa
     except OverloadedError as error:  # the next attempt to connect comes later
         raise UnavailableError(str(error)) from None
     return bytes(answer).removesuffix(b"\n")
-
-
-Address = tuple[str, int]
 
 
 class Destination(Protocol):
@@ -162,18 +166,6 @@ class AnyBroker:
 
     def failed(self) -> None:
         """See ``Destination``."""
-
-
-BACKOFF_S = Backoff(0.02, 0.5)
-IDLE_CHECK_S = 0.05  # unused for longer, a connection is checked before use: the broker may have been restarted
-SILENT_S = 0.05  # a broker without a sign of life for longer is asked before rows are locked: it may be frozen
-JUST_HEARD_S = 0.001  # an answer to a request no older than this spares ``reach`` one look at the socket
-WRITE_S_MAX = 0.05  # a request that nobody waits for is left to a socket that is full for longer
-AWAY_S_MAX = 1.0  # a caller with locks waits no longer than this for a broker that is known to be away
-END_S_MAX = 0.5  # for the answer that a session has ended: it needs none
-_CLOSED = "the client is closed"
-
-T = TypeVar("T")
 
 
 class ReconnectingConnection:

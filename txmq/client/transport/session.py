@@ -8,7 +8,7 @@ Invariants:
     * A counter is issued once per session: a txid never names two transactions.
     * ``finished_through`` is the highest n with all counters up to n finished; it never falls.
     * A counter whose end was not seen holds ``finished_through``, and the broker keeps all outcomes above it. It is
-      *lost*: a later transaction asks for its outcome (``transaction/home_part.py``), which is kept here for callers
+      *lost*: a later transaction asks for its outcome (``transaction/conversation.py``), which is kept here for callers
       that ask by txid.
 """
 

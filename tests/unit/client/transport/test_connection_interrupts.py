@@ -12,7 +12,6 @@ import pytest
 
 from tests.interrupts import Strike
 from tests.unit.client.scripted import scripted_broker
-from txmq.client.transport import connection
 from txmq.client.transport import connection as link_module
 from txmq.client.transport import reconnecting as connection_module
 from txmq.client.transport.connection import Connection, Waiter
@@ -36,7 +35,7 @@ def test_an_interrupt_anywhere_leaves_no_lock_and_no_thread_behind(
     link = Connection(TcpStream(ours), OSClock(), "broker")
     other = link.request(link.clock.monotonic() + DEADLINE_S, "ping")
     broker.sendall(ANSWER % other.opaque + ANSWER % b"2")
-    sys.setprofile(Strike(number, link_module, connection))
+    sys.setprofile(Strike(number, link_module))
     with suppress(KeyboardInterrupt, ConnectionLostError):
         link.request(link.clock.monotonic() + DEADLINE_S, "ping").result()
     sys.setprofile(None)
