@@ -18,9 +18,8 @@ from txmq.broker import core
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.shell.registry_session_loop import RegistrySessionLoop, _Read
-from txmq.broker.state.access import access_records
-from txmq.broker.state.access.permissions import Permissions
-from txmq.broker.state.access.principals import User
+from txmq.broker.state import principals
+from txmq.broker.state.principals import Permissions, User
 from txmq.broker.verbs.access import access_changes, auth, authorizer
 from txmq.broker.verbs.cluster import registry_events
 from txmq.errors import OverloadedError
@@ -55,12 +54,12 @@ def test_home_that_stood_still_and_asks_nobody_is_caught(monkeypatch: pytest.Mon
 
 
 def test_new_user_on_the_removed_ones_connection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    user = access_records._user
+    user = principals._user
 
     def nameless(name: str, record: Mapping[str, Any]) -> User:
         return user(name, {**record, "made": 0})
 
-    monkeypatch.setattr(access_records, "_user", nameless)
+    monkeypatch.setattr(principals, "_user", nameless)
     _caught("U1", first=41, then=REMOVED_ONES)
 
 

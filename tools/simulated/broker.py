@@ -22,7 +22,7 @@ from tools.simulated.disk import SimDisk
 from tools.simulated.faults import LOST_AFTER_S, Fault, GivenReply, Holding, Reply, lost
 from tools.simulated.routes import SimulatedRoutes
 from tools.simulated.stand_in import AnyClass
-from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.deadlines import TICK_MS
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.transaction_checks import state_of
 from txmq.client.producer.producer import Content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.broker.state.access.permissions import Permissions
+from txmq.broker.state.principals import Permissions
 from txmq.broker.state.session import BrokerSession
 from txmq.protocol.answers import Reply
 from txmq.protocol.requests import Request

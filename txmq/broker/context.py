@@ -15,15 +15,12 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import BranchAsks, Look, Reminder
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.commit.commit_group import CommitGroup
-from txmq.broker.state.access.failed_logins import FailedLogins
-from txmq.broker.state.access.refusal_lines import RefusalLines
 from txmq.broker.state.broker_identity import BrokerIdentity, Ids
 from txmq.broker.state.check_backs import CheckBacks
-from txmq.broker.state.deadlines import Deadlines
-from txmq.broker.state.group_membership import GroupMembership
-from txmq.broker.state.pending_groups import PendingGroups
+from txmq.broker.state.deadlines import Deadlines, LivenessClock
+from txmq.broker.state.group_membership import GroupMembership, PendingGroups
+from txmq.broker.state.refusals import FailedLogins, RefusalLines
 from txmq.broker.state.resolver_reports import Resources
-from txmq.broker.state.silence_clock import LivenessClock
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.log.partition import Partition

@@ -25,8 +25,8 @@ from txmq.broker.cluster.cluster_view import ClusterView, RegistryState
 from txmq.broker.cluster.registry_asks import Ask, Result
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Read
-from txmq.broker.state.access.permissions import of_nobody
 from txmq.broker.state.broker_identity import BrokerIdentity, Ids
+from txmq.broker.state.principals import of_nobody
 from txmq.broker.state.state import State
 from txmq.broker.verbs import check_backs, decide, get, prepare_commit, session_expiry
 from txmq.broker.verbs.access import auth

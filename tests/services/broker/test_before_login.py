@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import txmq
-from txmq.broker.state.access.failed_logins import FREE_MAX
+from txmq.broker.state.refusals import FREE_MAX
 from txmq.client.admin.users import Users
 from txmq.protocol.certificates import end_point
 from txmq.protocol.scram import ScramAttempt

@@ -17,7 +17,7 @@ import pytest
 import txmq
 import txmq.aio
 from txmq.addresses import TlsFiles
-from txmq.broker.state.access.failed_logins import FREE_MAX
+from txmq.broker.state.refusals import FREE_MAX
 from txmq.client.admin.users import Users
 from txmq.errors import ConfigError, UnauthenticatedError
 from txmq.protocol.answers import AnswerReader

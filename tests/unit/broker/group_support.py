@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tools.images.node import Answer, Node
-from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.deadlines import TICK_MS
 
 GROUP = "billing"
 A0, A1, B0 = ["a", 0], ["a", 1], ["b", 0]

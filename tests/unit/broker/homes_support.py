@@ -11,7 +11,7 @@ from tools.images.requests import batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster import registry_asks
-from txmq.broker.state.access.access_records import user_record
+from txmq.broker.state.principals import user_record
 from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
 from txmq.protocol.interbroker_login import peer_name, peer_password
 from txmq.protocol.scram import ScramAttempt

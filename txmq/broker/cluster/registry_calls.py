@@ -25,7 +25,7 @@ from txmq.broker.cluster.registry_asks import (
     ReleaseAnchor,
     RetireHome,
 )
-from txmq.broker.state.access.access_records import decode
+from txmq.broker.state.principals import decode_access
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, UnknownTopicError
 from txmq.registry.access import Access
 from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic, Registry, TopicMap, check_name_is_free
@@ -74,7 +74,7 @@ def readable(access: Access) -> Access:
     Raises:
         RegistryError: it cannot: a newer txmq, or a hand, has written it.
     """
-    decode(access)
+    decode_access(access)
     return access
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.state.branch_parts import BranchPart
+from txmq.broker.state.decisions import BranchPart
 from txmq.broker.state.visibility import VisibilityBarrier
 from txmq.log.partition import Partition
 from txmq.model import Lsn

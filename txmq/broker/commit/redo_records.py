@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from txmq.broker.state.access import principals
+from txmq.broker.state import principals
 from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from txmq.broker.cluster.registry_calls import readable
 from txmq.broker.shell import first_administrator
-from txmq.broker.state.access.access_records import Secrets, records_of
-from txmq.broker.state.access.principals import Principals
+from txmq.broker.state.principals import Principals, Secrets, records_of
 from txmq.broker.verbs.access.access_changes import SECRET_BITS
 from txmq.config import BrokerSettings, why_no_users
 from txmq.errors import RegistryError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.joining import draw_incarnation
-from txmq.broker.state.access.access_records import Secrets, records_of
+from txmq.broker.state.principals import Secrets, records_of
 from txmq.broker.state.state import State
 from txmq.broker.verbs.group.exclusive_grant import GRANT
 from txmq.config import BrokerSettings

@@ -42,7 +42,7 @@ from txmq.broker.shell.reads import Reads
 from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
 from txmq.broker.shell.throttle import Throttle
 from txmq.broker.shell.tls_transport import BrokerTls, TlsTransport
-from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.deadlines import TICK_MS
 from txmq.broker.verbs.access.audit_log import WARNINGS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError

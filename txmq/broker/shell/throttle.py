@@ -37,8 +37,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from txmq.broker.shell.token_bucket import TokenBucket
-from txmq.broker.state.access.permissions import Permissions
-from txmq.broker.state.access.principals import Principals
+from txmq.broker.state.principals import Permissions, Principals
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, WRITE
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.branches import split_branches

@@ -26,11 +26,9 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from txmq.broker.state import (
-    branch_parts,
     decisions,
     fencing_tokens,
     group_offsets,
-    issued_sessions,
     outbox_chains,
     producer_sequences,
     session,
@@ -68,12 +66,12 @@ class FrozenState:
     placed: dict[int, PlacedTopic]
     partitions: Packed
     sessions: Packed
-    issued_sessions: Packed
+    session: Packed
     transactions: Packed
     incomplete: Packed
     barriers: Packed
     heuristics: Packed
-    branch_parts: Packed
+    decisions: Packed
     groups: group_offsets.Frozen
     generation_floor: int
     queries: dict[str, Any]
@@ -89,7 +87,7 @@ class FrozenState:
         yield "topics", ((self.placed.get(topic.topic_id) or topic).to_json() for topic in self.topics)
         yield "partitions", _partition_rows(self.partitions)
         yield "sessions", _rows(self.sessions, session.FROZEN_FIELDS, session.row)
-        yield "issued_sessions", _rows(self.issued_sessions, issued_sessions.FROZEN_FIELDS, list)
+        yield "issued_sessions", _rows(self.issued_sessions, session.RUN_FIELDS, list)
         yield "transactions", _rows(self.transactions, transaction.FROZEN_FIELDS, transaction.row)
         yield (
             "decisions",
@@ -105,7 +103,7 @@ class FrozenState:
         if self.registration is not None:
             yield "registration", self.registration
         if any(self.branch_parts):  # with several homes only
-            yield "branch_parts", _rows(self.branch_parts, branch_parts.FROZEN_FIELDS, list)
+            yield "branch_parts", _rows(self.branch_parts, decisions.PART_FIELDS, list)
         if any(self.fencing_tokens):
             yield "fencing_tokens", _rows(self.fencing_tokens, fencing_tokens.FROZEN_FIELDS, list)
         if any(self.outbox_chains):

@@ -17,20 +17,17 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from txmq.broker.state.access.principals import Principals
-from txmq.broker.state.branch_parts import BranchPart, BranchParts
+from txmq.broker.state.broker_identity import Registration
 from txmq.broker.state.commit_order import CommitOrder
-from txmq.broker.state.decisions import Name, XADecision, XADecisions
+from txmq.broker.state.decisions import BranchPart, BranchParts, Name, XADecision, XADecisions
 from txmq.broker.state.fencing_tokens import FencingTokens
 from txmq.broker.state.frozen_state import PACKED_MAX, FrozenState, Packed, packed
 from txmq.broker.state.group_offsets import SavedGroups
 from txmq.broker.state.in_doubt_index import InDoubtIndex
-from txmq.broker.state.issued_sessions import IssuedSessions
 from txmq.broker.state.outbox_chains import OutboxChains
-from txmq.broker.state.producer_sequences import Sequences
-from txmq.broker.state.registration import Registration
-from txmq.broker.state.sequence_table import SequenceTable
-from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, Kept, count_for
+from txmq.broker.state.principals import Principals
+from txmq.broker.state.producer_sequences import Sequences, SequenceTable
+from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, IssuedSessions, Kept, count_for
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
 from txmq.config import BrokerSettings

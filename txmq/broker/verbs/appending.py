@@ -19,8 +19,7 @@ from typing import Any, Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import Run
 from txmq.broker.context import Context
-from txmq.broker.state.branch_parts import BranchPart
-from txmq.broker.state.decisions import Name, XADecision
+from txmq.broker.state.decisions import BranchPart, Name, XADecision
 from txmq.broker.state.session import BrokerSession, CommittedParts
 from txmq.broker.state.state import Places, State
 from txmq.broker.state.transaction import ANY_KEY, PreparedPart, Transaction

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.branch_parts import BranchPart
-from txmq.broker.state.decisions import Name, XADecision
+from txmq.broker.state.decisions import BranchPart, Name, XADecision
 from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.broker.verbs.access.transaction_owners import may_settle

@@ -18,7 +18,7 @@ from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
 from txmq.broker.shell.throttle import Throttle
-from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.deadlines import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import configure, leave_to_application

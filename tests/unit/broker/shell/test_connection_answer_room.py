@@ -7,7 +7,7 @@ from typing import Any
 
 from txmq.broker.shell.answer_budget import STALLED_MS
 from txmq.broker.shell.connection import Connection
-from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.deadlines import TICK_MS
 from txmq.protocol.answers import Records
 
 from .test_connection import Transport, connected, receive, turn

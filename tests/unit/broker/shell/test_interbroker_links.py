@@ -22,8 +22,8 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.cluster.interbroker_conversation import SILENCE_S_MAX
 from txmq.broker.shell.interbroker_links import InterbrokerLinks
-from txmq.broker.state.access.principals import Principals
 from txmq.broker.state.broker_identity import BrokerIdentity
+from txmq.broker.state.principals import Principals
 from txmq.registry.cluster_metadata import HomeEntry
 from txmq.runtime.tls import ClientTls
 from txmq.testing.certificates import CertificateAuthority

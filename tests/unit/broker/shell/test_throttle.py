@@ -8,8 +8,7 @@ import pytest
 
 from tools.simulated.stand_in import AnyClass
 from txmq.broker.shell.throttle import BURST_S, READ_SIZE_BYTES_MIN, Throttle
-from txmq.broker.state.access.permissions import Permissions
-from txmq.broker.state.access.principals import Principals, User
+from txmq.broker.state.principals import Permissions, Principals, User
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 from txmq.protocol.requests import Request, Violation
 from txmq.protocol.transaction_parts import encode_part

@@ -11,7 +11,7 @@ from tools.images.requests import UUID, batch, part
 from tools.simulated.disk import SimDisk
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.cluster_view import ClusterView
-from txmq.broker.state.registration import INCARNATIONS_MAX, Registration
+from txmq.broker.state.broker_identity import INCARNATIONS_MAX, Registration
 from txmq.broker.verbs.appending import check_parts
 from txmq.broker.verbs.cluster.topic_map import delete_topic
 from txmq.errors import ConfigError, NotOwnerError, StaleTopicError

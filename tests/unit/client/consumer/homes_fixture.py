@@ -12,7 +12,7 @@ from tools.simulated.disk import SimDisk
 from tools.simulated.stand_in import StandIn
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.cluster.registry_asks import Answer, FindAnchor
-from txmq.broker.state.silence_clock import TICK_MS
+from txmq.broker.state.deadlines import TICK_MS
 from txmq.client.consumer.assigned_partitions import AssignedPartitions
 from txmq.client.consumer.consumer_homes import ConsumerHomes
 from txmq.client.consumer.group_member import GroupMember

@@ -25,7 +25,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.cluster_view import ClusterView, RegistryState
 from txmq.broker.cluster.registry_asks import ChangeAccess, Result
 from txmq.broker.context import Context
-from txmq.broker.state.access.access_records import Entry, Secrets, changes_by, entries_between
+from txmq.broker.state.principals import Entry, Secrets, changes_by, entries_between
 from txmq.broker.verbs.access.audit_log import audit, refused
 from txmq.broker.verbs.access.authorizer import log_out, strangers_from_now_on
 from txmq.broker.verbs.access.required_grants import admit

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.access_records import Entry
+from txmq.broker.state.principals import Entry
 from txmq.broker.verbs.access.access_changes import Plan, Work, carry_out, chosen
 from txmq.broker.verbs.access.users import refuse_last_administrator
 from txmq.errors import BadRequestError, OverloadedError

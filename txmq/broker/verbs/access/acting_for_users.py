@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.decisions import Name
+from txmq.broker.state.principals import Permissions
 from txmq.broker.verbs.access.authorizer import permissions_of
 from txmq.broker.verbs.access.transaction_owners import refuse_others, settles
 from txmq.broker.verbs.transaction_checks import txid_of

@@ -17,8 +17,8 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.permissions import Permissions
 from txmq.broker.state.decisions import Name
+from txmq.broker.state.principals import Permissions
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import GROUP, RESOURCE, SETTLE, permissions_of, refuse_nobody, require

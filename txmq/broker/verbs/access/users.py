@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.access.access_records import Entry, user_record
-from txmq.broker.state.access.principals import User
+from txmq.broker.state.principals import Entry, User, user_record
 from txmq.broker.verbs.access.access_changes import SECRET_BITS, Plan, Work, carry_out, check_name, chosen, journal
 from txmq.errors import BadRequestError, OverloadedError, UserExistsError
 from txmq.protocol.grants import ADMINISTRATOR

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 
 from txmq.broker.cluster.branch_asks import FIRST_LOOK_MS, PREPARED_PAUSE_MS_MAX, BranchAsk, Look, Reminder
 from txmq.broker.context import Context
-from txmq.broker.state.branch_parts import BranchPart
+from txmq.broker.state.decisions import BranchPart
 from txmq.broker.state.transaction import Transaction, home_group_key
 from txmq.broker.verbs import ordered_commits
 from txmq.broker.verbs.access.acting_for_users import owner_of

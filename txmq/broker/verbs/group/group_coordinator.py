@@ -25,9 +25,8 @@ from typing import Any
 
 from txmq.broker.client_connection import MEMBERS_OVER_MAX, ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.group_membership import GroupMembership, Member, Owned
+from txmq.broker.state.group_membership import Beat, GroupMembership, Member, Owned
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
-from txmq.broker.state.pending_groups import Beat
 from txmq.broker.verbs.access.audit_log import refusal_of
 from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require
 from txmq.broker.verbs.access.fair_shares import counted_user

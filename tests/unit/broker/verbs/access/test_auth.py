@@ -11,7 +11,7 @@ import pytest
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch
 from tools.simulated.clock import SimClock
-from txmq.broker.state.access.failed_logins import FREE_MAX, PAUSE_MS
+from txmq.broker.state.refusals import FREE_MAX, PAUSE_MS
 from txmq.broker.verbs.access.auth import PLAIN_ITERATIONS_MAX
 from txmq.errors import UnauthenticatedError
 from txmq.protocol import scram

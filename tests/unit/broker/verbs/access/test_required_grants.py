@@ -9,7 +9,7 @@ import pytest
 
 from tools.images.node import encoded
 from txmq.broker import core
-from txmq.broker.state.access.permissions import Permissions
+from txmq.broker.state.principals import Permissions
 from txmq.broker.verbs.access.required_grants import RULES, Who, rule_of
 from txmq.broker.verbs.verb_table import VERBS
 from txmq.protocol.grants import ADMINISTRATOR, Grant

@@ -11,7 +11,7 @@ from tools.images.homes import Cluster, HomeNode, HomeWire
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.interbroker_conversation import InterbrokerConversation
-from txmq.broker.state.access.failed_logins import FREE_MAX
+from txmq.broker.state.refusals import FREE_MAX
 from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
 from txmq.protocol.scram import ScramAttempt

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from txmq.broker.cluster.registry_asks import FindAnchor, ReleaseAnchor
-from txmq.broker.state import pending_groups
-from txmq.broker.state.pending_groups import PendingGroups
+from txmq.broker.state import group_membership
+from txmq.broker.state.group_membership import PendingGroups
 
 from .support import A, B, Broker, pair
 
@@ -152,7 +152,7 @@ def test_nothing_is_kept_of_groups_that_come_and_go() -> None:
 
 
 def test_newest_anchors_are_known_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_groups, "ANCHORS_MAX", 2)
+    monkeypatch.setattr(group_membership, "ANCHORS_MAX", 2)
     pending = PendingGroups()
     for name in ("a", "b", "b", "c"):
         pending.note_anchor(name, A)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.broker.state.access.principals import KINDS, Principals
+from txmq.broker.state.principals import KINDS, Principals
 from txmq.errors import UnknownUserError
 from txmq.protocol.grants import ADMINISTRATOR
 from txmq.redo import entries

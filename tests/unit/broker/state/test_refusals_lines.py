@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker.state.access import refusal_lines
-from txmq.broker.state.access.refusal_lines import LINES_A_MINUTE, RefusalLines
+from txmq.broker.state import refusals
+from txmq.broker.state.refusals import LINES_A_MINUTE, RefusalLines
 
 
 def test_first_ones_of_a_minute_are_written() -> None:
@@ -33,7 +33,7 @@ def test_clock_set_back_begins_a_minute() -> None:
 
 
 def test_many_addresses_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusal_lines, "ADDRESSES_MAX", 10)
+    monkeypatch.setattr(refusals, "ADDRESSES_MAX", 10)
     lines = RefusalLines()
     for number in range(100):
         assert lines.take("shop", f"10.0.0.{number}:1", number) == 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.broker.state import issued_sessions
-from txmq.broker.state.issued_sessions import IssuedSessions
+from txmq.broker.state import session
+from txmq.broker.state.session import IssuedSessions
 
 
 @given(st.lists(st.integers(1, 40), max_size=60))
@@ -24,7 +24,7 @@ def test_exactly_the_issued_numbers_are_in_it_in_few_runs(numbers: list[int]) ->
 
 def test_oldest_runs_are_forgotten_beyond_the_limit() -> None:
     issued = IssuedSessions()
-    for start in range(issued_sessions.RUNS_MAX + 1):
+    for start in range(session.RUNS_MAX + 1):
         issued.add(1 + 10 * start)
-    assert [number in issued for number in (1, 11, 1 + 10 * issued_sessions.RUNS_MAX)] == [False, True, True]
-    assert len(list(issued.freeze())) == issued_sessions.RUNS_MAX
+    assert [number in issued for number in (1, 11, 1 + 10 * session.RUNS_MAX)] == [False, True, True]
+    assert len(list(issued.freeze())) == session.RUNS_MAX

@@ -1,4 +1,6 @@
-"""Users, what they may do, and quotas. A fold over the journal.
+"""Users, grants, quotas, and logins that failed.
+
+Users, what they may do, and quotas. A fold over the journal.
 
 With a registry they are a copy of what that has (``access_records.py``), and ``registry_version`` says of which
 version.
@@ -8,20 +10,35 @@ Invariants:
     * once there is a user there is an administrator, who may do everything: verbs refuse to remove the last one;
     * no password is kept, only its SCRAM keys;
     * a name that is given to another user brings nothing of the former one's, which is under ``life_of`` by then.
+
+What one connection may do: its user's grants, and what was asked of them, as of one version of the principals.
+
+Invariants:
+    * what no grant covers is denied; a connection without a login has no grants;
+    * a change of any user or grant makes it stale (``version``): it is made anew before it is asked again.
+
+Users, grants and quotas as records of the registry, and the entries of the journal that follow them.
+
+Invariants:
+    * after the entries between the two, the principals say what the registry says: whatever they said before;
+    * a user who is absent from newer records is removed; nobody is kept because an event was missed;
+    * a user who was removed and made anew under the same name is another one (``made``): connections of the first one
+      are nobody's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from txmq.broker.state.session import BrokerSession
-from txmq.errors import UnknownUserError
+from txmq.errors import RegistryError, UnknownUserError
 from txmq.protocol.grants import ADMINISTRATOR, Allowed, Grant
 from txmq.protocol.interbroker_login import is_peer
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
+from txmq.registry.access import SECRET, Access, Changes, Record, quota_key, quota_of, user_key, user_of
 
 NOBODY: Final = "-"
 KINDS: Final = frozenset(
@@ -220,3 +237,193 @@ class Principals:
         self.quotas = {(kind, name): limits for kind, name, limits in snapshot["quotas"]}
         for made in snapshot.get("made", ()):
             self._note_made(*made)
+
+
+ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
+NEVER: Final = -1  # no version of the principals
+
+
+class Permissions:
+    """See the module's docstring.
+
+    Attributes:
+        user: empty: nobody.
+        is_administrator: may do everything.
+        is_peer: it is the broker of another home, which asks and tells of branches for users, and nothing else.
+        version: of the principals, when these were theirs.
+    """
+
+    __slots__ = ("_allowed", "_answers", "is_administrator", "is_peer", "user", "version")
+
+    def __init__(self, user: User | None, version: int) -> None:
+        self.user, self.version = "" if user is None else user.name, version
+        self._allowed = _NOTHING if user is None else user.allowed
+        self.is_administrator = user is not None and user.is_administrator
+        self.is_peer = is_peer(self.user)
+        self._answers: dict[tuple[str, str, str | bytes], bool] = {}
+
+    def may(self, operation: str, kind: str, name: str | bytes) -> bool:
+        """Whether a grant covers it."""
+        if self.is_administrator:
+            return True
+        key = (operation, kind, name)
+        found = self._answers.get(key)
+        if found is None:
+            if len(self._answers) >= ANSWERS_MAX:
+                self._answers.clear()
+            found = self._answers[key] = self._allowed.covers(operation, kind, _text(name))
+        return found
+
+    def may_any(self, kind: str, name: str | bytes) -> bool:
+        """Whether a grant covers any operation on a thing: a user who may do anything with it sees it."""
+        return self.is_administrator or self._allowed.covers_any(kind, _text(name))
+
+    def has(self, operation: str, kind: str) -> bool:
+        """Whether it is granted for any thing at all."""
+        return self.is_administrator or self._allowed.has(operation, kind)
+
+
+_NOTHING: Final = Allowed(())
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode("ascii", "replace")
+
+
+def of_nobody() -> Permissions:
+    """Those of a connection that has not logged in; stale, so that they are made anew when they are asked."""
+    return Permissions(None, NEVER)
+
+
+Entry = tuple[int, dict[str, Any]]  # kind and fields, as the journal has them
+
+
+class Secrets(NamedTuple):
+    """What brokers of a cluster know, and nobody else; hex.
+
+    Attributes:
+        mock: of salts that unknown users get (``Principals.secret``).
+        between_brokers: by which they know each other.
+    """
+
+    mock: str = ""
+    between_brokers: str = ""
+
+
+def user_record(
+    keys: ScramKeys | None, certificate: str | None, grants: Iterable[Grant], made: int = 0
+) -> dict[str, Any]:
+    """All of one user."""
+    stated = None if keys is None else list(keys)
+    return {"keys": stated, "certificate": certificate, "grants": [list(one) for one in grants], "made": made}
+
+
+def records_of(principals: Principals) -> dict[str, Record]:
+    """All users and quotas of a journal."""
+    users: dict[str, Record] = {user_key(name): _record_of(user) for name, user in principals.users.items()}
+    return users | {quota_key(*key): limits for key, limits in principals.quotas.items()}
+
+
+def _record_of(user: User) -> dict[str, Any]:
+    return user_record(user.keys, user.certificate, user.grants, user.made)
+
+
+def changes_by(principals: Principals, made: Iterable[Entry]) -> Changes:
+    """The records of the registry that new entries change; the principals are as they were before."""
+    changes: dict[str, Record | None] = {}
+    for kind, fields in made:
+        if kind == entries.QUOTA_SET:
+            changes[quota_key(fields["kind"], fields["name"])] = fields["limits"] or None
+            continue
+        key = user_key(fields["user"])
+        known = principals.users.get(fields["user"])
+        before = changes.get(key) or (
+            user_record(None, None, (), principals.registry_version + 1) if known is None else _record_of(known)
+        )
+        if kind == entries.USER:
+            keys = fields["keys"]
+            changes[key] = {
+                **before,
+                "keys": None if keys is None else list(keys),
+                "certificate": fields["certificate"],
+            }
+        elif kind == entries.GRANTED:
+            changes[key] = {**before, "grants": [list(grant) for grant in fields["grants"]]}
+        else:
+            changes[key] = None
+            if ("user", fields["user"]) in principals.quotas:
+                changes[quota_key("user", fields["user"])] = None
+    return changes
+
+
+def entries_between(principals: Principals, access: Access) -> Iterator[Entry]:
+    """What the journal must say, so that the principals become the registry's; the version is the last.
+
+    Raises:
+        RegistryError: a record is none that this txmq knows.
+    """
+    known = decode_access(access)
+    for user in list(principals.users.values()):
+        if user.name not in known.users or known.users[user.name].made != user.made:
+            yield entries.USER_REMOVED, {"user": user.name}  # a new one of that name comes below
+    for user in known.users.values():
+        yield from _entries_of(principals.users.get(user.name), user)
+    quotas = {key: limits for key, limits in principals.quotas.items() if key[0] != "user" or key[1] in known.users}
+    for key in [*known.quotas, *(key for key in quotas if key not in known.quotas)]:
+        limits = known.quotas.get(key, {})
+        if principals.quotas.get(key, {}) != limits:
+            yield entries.QUOTA_SET, {"kind": key[0], "name": key[1], "limits": limits}
+    if (principals.registry_version, _secrets_of(principals)) != (access.version, known.secrets):
+        fields = {"version": access.version, "secret": known.secrets.mock}
+        yield entries.ACCESS, {**fields, "between_brokers": known.secrets.between_brokers}
+
+
+def _entries_of(known: User | None, user: User) -> Iterator[Entry]:
+    if known is None or (known.keys, known.certificate) != (user.keys, user.certificate):
+        fields = {"user": user.name, "keys": user.keys, "certificate": user.certificate}
+        yield entries.USER, {**fields, "made": user.made} if user.made else fields
+    if (() if known is None else known.grants) != user.grants:
+        yield entries.GRANTED, {"user": user.name, "grants": user.grants}
+
+
+def _secrets_of(principals: Principals) -> Secrets:
+    return Secrets(principals.secret, principals.between_brokers)
+
+
+class Decoded(NamedTuple):
+    """What the records say."""
+
+    users: Mapping[str, User]
+    quotas: Mapping[tuple[str, str], dict[str, int]]
+    secrets: Secrets
+
+
+def decode_access(access: Access) -> Decoded:
+    """Read the records.
+
+    Raises:
+        RegistryError: one of them is none that this txmq knows: another one that is left out could be a user's.
+    """
+    users: dict[str, User] = {}
+    quotas: dict[tuple[str, str], dict[str, int]] = {}
+    secrets = Secrets()
+    for key, record in access.records.items():
+        try:
+            name, of = user_of(key), quota_of(key)
+            if name is not None:
+                users[name] = _user(name, record)
+            elif of is not None:
+                quotas[of] = {str(limit): int(value) for limit, value in record.items()}
+            elif key == SECRET:
+                secrets = Secrets(str(record["mock"]), str(record["between_brokers"]))
+            else:
+                raise KeyError(key)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RegistryError(f"{key} in the registry cannot be read: restore it, or upgrade txmq") from error
+    return Decoded(users, quotas, secrets)
+
+
+def _user(name: str, record: Record) -> User:
+    keys, grants = record["keys"], tuple(Grant(*map(str, grant)) for grant in record["grants"])
+    made = int(record["made"])
+    return User(name, None if keys is None else ScramKeys(*keys), record["certificate"], grants, made)

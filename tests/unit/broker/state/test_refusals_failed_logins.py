@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker.state.access import failed_logins
-from txmq.broker.state.access.failed_logins import FORGOTTEN_AFTER_MS, FREE_MAX, PAUSE_MS, FailedLogins
+from txmq.broker.state import refusals
+from txmq.broker.state.refusals import FORGOTTEN_AFTER_MS, FREE_MAX, PAUSE_MS, FailedLogins
 
 
 def test_pauses_double_up_to_the_longest() -> None:
@@ -26,7 +26,7 @@ def test_failures_of_long_ago_are_forgotten(later_ms: int) -> None:
 
 
 def test_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failed_logins, "ADDRESSES_MAX", 2)
+    monkeypatch.setattr(refusals, "ADDRESSES_MAX", 2)
     failed = FailedLogins()
     for address in ("a:1", "b:1", "c:1"):
         for _ in range(FREE_MAX):

@@ -9,6 +9,12 @@ Invariants:
     * what one address is: ``addresses.network_of``;
     * at most ADDRESSES_MAX are kept; the one whose last failure is oldest goes first;
     * the first FREE_MAX failures of an address are answered at once, then the pause doubles up to PAUSE_MS.most.
+
+Which refusals are written to the log: of one user from one address so many a minute, the others are counted.
+
+Invariants:
+    * the first one of a user and address is always written;
+    * at most PAIRS_MAX pairs are kept; the one that was begun first goes first.
 """
 
 from __future__ import annotations
@@ -39,3 +45,28 @@ class FailedLogins:
         if len(self._failed) > ADDRESSES_MAX:
             del self._failed[next(iter(self._failed))]
         return 0 if times <= FREE_MAX else PAUSE_MS.after(times - FREE_MAX - 1)
+
+
+LINES_A_MINUTE: Final = 60
+PAIRS_MAX: Final = 10_000
+_MINUTE_MS: Final = 60_000
+
+
+class RefusalLines:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[str, str], tuple[int, int]] = {}  # when its minute began, and refusals since
+
+    def take(self, user: str, address: str, now_ms: int) -> int | None:
+        """One more refusal: how many were left out in its minute before; None if it is left out."""
+        pair = user, address.rpartition(":")[0]
+        begun_ms, count = self._begun.get(pair, (now_ms, 0))
+        if not 0 <= now_ms - begun_ms < _MINUTE_MS:
+            del self._begun[pair]
+            self._begun[pair] = now_ms, 1
+            return max(0, count - LINES_A_MINUTE)
+        self._begun[pair] = begun_ms, count + 1
+        if len(self._begun) > PAIRS_MAX:
+            del self._begun[next(iter(self._begun))]
+        return 0 if count < LINES_A_MINUTE else None

@@ -1,1 +1,0 @@
-"""Users, grants, quotas, and logins that failed."""
