@@ -6,7 +6,7 @@ all: ZooKeeper refuses values over 1 MB, which 10,000 users would pass, while on
 has a quarter of it. The version holds them together: each change raises it by 1, by compare-and-set.
 
 The registry knows what a key means, and not what a record says; the brokers do
-(``broker/state/access/access_records.py``).
+(``broker/state/principals.py``).
 
 Invariants:
     * the version never falls, and two different sets of records never had the same one;

@@ -67,7 +67,7 @@ class AnswerBudget:
         Args:
             size_bytes: bytes that it has not taken.
             taken_bytes: bytes that it has taken since it was opened.
-            now_ms: by the clock of ``silence_clock``.
+            now_ms: by the ``LivenessClock``.
         """
         held = self._held.get(taker)
         if size_bytes <= OWN_BYTES:

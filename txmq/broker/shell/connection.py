@@ -49,7 +49,7 @@ class Connection(asyncio.BufferedProtocol):
         limits = Limits(host.settings.request_size_bytes_max, host.settings.batch_size_bytes_max)
         self._reader = RequestReader(limits, host.budget)
         self._greeted = False
-        # By the clock of ``silence_clock``, and 0 if there is none: the end of the unfinished request's time, or of the
+        # By the ``LivenessClock``, and 0 if there is none: the end of the unfinished request's time, or of the
         # first one's; when answers stopped being taken.
         self._deadline_ms = self._stalled_ms = 0.0
         self._taken = 0  # requests, since it last let others have their turn

@@ -1,16 +1,15 @@
-"""The identity of a broker, drawn when its data directory is made (``node.json``), and the sources of new ids.
+"""The identity of a broker: its numbers, the sources of new ids, and its registration in a cluster.
 
-A single broker draws ids from its own ``State``; several brokers share a source outside. The core takes ids from
-``Context.ids``; the shell may hand it another source. An id is used once: a number that is in use is refused before
-anything is journaled.
+The numbers are drawn when the data directory is made (``node.json``). A single broker draws ids from its own ``State``;
+several brokers share a source outside. The core takes ids from ``Context.ids``; the shell may hand it another source.
+An id is used once: a number that is in use is refused before anything is journaled.
 
-The home's part in a cluster, as its journal tells it: a fold over STARTED, REGISTERED and HOME_RETIRED.
-
-Each start of a broker with a registry journals an incarnation that it has drawn at random, before it asks the registry
-to lead the home; then REGISTERED, with the epoch that it got. A start shows all of them to the registry, which takes a
-journal that misses the last leader for a copy. The registry may name one that never registered, because its process
-died between the two; and one that is long gone, because the ensemble was restored from a backup: the journal knows it
-all the same, and the home is led under an epoch above both.
+``Registration`` is the home's part in a cluster, as its journal tells it: a fold over STARTED, REGISTERED and
+HOME_RETIRED. Each start of a broker with a registry journals an incarnation that it has drawn at random, before it asks
+the registry to lead the home; then REGISTERED, with the epoch that it got. A start shows all of them to the registry,
+which takes a journal that misses the last leader for a copy. The registry may name one that never registered, because
+its process died between the two; and one that is long gone, because the ensemble was restored from a backup: the
+journal knows it all the same, and the home is led under an epoch above both.
 
 An incarnation is text: 32 hex digits.
 """
@@ -19,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+INCARNATIONS_MAX: Final = 10_000  # starts; an ensemble that knows none of them refuses the home, nothing is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,8 @@ class Ids(Protocol):
         """A number that no session of this home has or had."""
 
 
-INCARNATIONS_MAX: Final = 10_000  # starts; an ensemble that knows none of them refuses the home, nothing is lost
-
-
 class Registration:
-    """See the module's docstring.
+    """The home's part in a cluster.
 
     Attributes:
         epoch: the newest that the registry gave out; 0 if the home was never in a registry.

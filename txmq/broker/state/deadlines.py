@@ -1,18 +1,17 @@
-"""Items by the time at which they are due. A tick takes the due ones, and touches no others.
+"""Time in the core: items by the time at which they are due, and the clock by which the silence of peers is judged.
 
-Invariant: of items that ended before their time at most as many are kept as of others, and a few.
+Theory of operation. A tick takes the items of ``Deadlines`` that are due, and touches no others.
 
-The clock by which the silence of peers is judged: it stops while the broker is stopped.
-
-Theory of operation. The broker gives up a silent peer after some time: a member of a consumer group, a connection in
-the middle of a request. Bytes that a peer sent while the broker was stopped (SIGSTOP, a suspended machine, a long
-stall) wait in the socket and are not read yet. So time is counted in ticks of the broker's timer, each for ``TICK_MS``
-however late it comes. A tick counts after it has judged: between two ticks the event loop reads every socket. While
-the broker reads no socket, because too much is queued, no tick counts.
+The broker gives up a silent peer after some time: a member of a consumer group, a connection in the middle of a
+request. Bytes that a peer sent while the broker was stopped (SIGSTOP, a suspended machine, a long stall) wait in the
+socket and are not read yet. So the ``LivenessClock`` stops with the broker: it counts ticks of the broker's timer, each
+for ``TICK_MS`` however late it comes. A tick counts after it has judged: between two ticks the event loop reads every
+socket. While the broker reads no socket, because too much is queued, no tick counts.
 
 Invariants:
+    * of items that ended before their time at most as many are kept as of others, and a few;
     * silence is judged by the bytes that had arrived before the previous tick, all of which have been read;
-    * a clock that is set forth or back changes nothing.
+    * a clock that is set forth or back changes nothing of that.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 _OVER_MAX = 64  # items that are over, beyond the number of those that are not
+TICK_MS = 50  # between two ticks of the broker's timer
 
 
 class Deadlines(Generic[Item]):
@@ -71,11 +71,8 @@ class Deadlines(Generic[Item]):
         return [item for _, _, item in sorted(taken, key=lambda entry: entry[:2]) if not self._is_over(item)]
 
 
-TICK_MS = 50  # between two ticks of the broker's timer
-
-
 class LivenessClock:
-    """See the module's docstring.
+    """Stops while the broker is stopped.
 
     Attributes:
         now_ms: never 0, which may stand for "not yet".

@@ -1,25 +1,23 @@
-"""Decisions whose branches have not all completed, their visibility barriers, and heuristic outcomes.
+"""Decisions whose branches have not all completed, placed parts of other homes' decisions, and heuristic outcomes.
 
-A part of the state, so a fold over the journal: DECIDED makes an entry, COMPLETED ticks one branch off, and the last
-branch ends it. Branches are in databases (XA) or at other homes. Those in databases hold the messages: readers see them
-when all these have committed, or with SHOWN. HEURISTIC keeps the outcome that a resource or an operator decided alone,
-until FORGOTTEN. A decision whose messages wait for their place (PLACE_AWAITED) is kept until they have it, too.
+Parts of the state, so folds over the journal. DECIDED makes an entry of ``XADecisions``, COMPLETED ticks one branch
+off, and the last branch ends it. Branches are in databases (XA) or at other homes. Those in databases hold the
+messages: readers see them when all these have committed, or with SHOWN. HEURISTIC keeps the outcome that a resource or
+an operator decided alone, until FORGOTTEN. A decision whose messages wait for their place (PLACE_AWAITED) is kept until
+they have it, too.
+
+``BranchParts`` are the other side: parts of other homes' transactions that this home has placed, until the home that
+decided knows it. The COMMITTED of a prepared part of kind ``branch`` makes an entry, REPORTED ends it. The home that
+decided keeps its decision for as long: it forgets nothing that a branch still needs. If that home is lost for ever, an
+operator ends it: a REPORTED with the fact, which is kept as a heuristic outcome. A part of an XA transaction is *held*:
+readers see it when the databases' branches have committed, which the home that decided says when the part is reported
+to it, or after ``visibility_hold_ms_max`` (SHOWN).
 
 Invariants:
     * a decision is kept until every branch has completed, even after the client says that it has finished with it;
     * a branch that completed stays complete;
+    * a placed part leaves only when the home that decided has journaled that it is placed, or was given up;
     * a heuristic outcome stays until an operator forgets it.
-
-Parts of other homes' transactions that this home has placed, until the home that decided knows it.
-
-A part of the state, so a fold over the journal: the COMMITTED of a prepared part of kind ``branch`` makes an entry,
-REPORTED ends it. The home that decided keeps its decision for as long: it forgets nothing that a branch still needs.
-If that home is lost for ever, an operator ends it: a REPORTED with the fact, which is kept as a heuristic outcome.
-
-A part of an XA transaction is *held*: readers see it when the databases' branches have committed, which the home that
-decided says when the part is reported to it, or after ``visibility_hold_ms_max`` (SHOWN).
-
-Invariant: a part leaves only when the home that decided has journaled that it is placed, or was given up.
 """
 
 from __future__ import annotations
@@ -38,6 +36,8 @@ from txmq.xid import TxId, home_word
 Name = tuple[int, int]  # session, counter
 FROZEN_FIELDS: Final = 6
 Frozen = tuple[int, int, dict[str, Any], list[dict[str, Any]], dict[str, bool], CommittedParts]
+PART_FIELDS: Final = 5
+FrozenPart = tuple[int, int, str, bool, list[Any]]
 HELD = "held"  # under which decisions are indexed whose messages are not shown yet
 
 
@@ -104,7 +104,7 @@ class XADecision:
 
 
 class XADecisions:
-    """All of them.
+    """All decisions, and the heuristic outcomes.
 
     Attributes:
         incomplete: in order of decision.
@@ -276,13 +276,8 @@ def row(frozen: Sequence[Any]) -> list[Any]:
     return [session, counter, stated, parts]
 
 
-Name = tuple[int, int]  # session, counter
-PART_FIELDS: Final = 5
-FrozenPart = tuple[int, int, str, bool, list[Any]]
-
-
 class BranchPart:
-    """One part that is placed.
+    """One placed part of another home's transaction.
 
     Attributes:
         of: id of the transaction, whose home decided.
@@ -306,7 +301,7 @@ class BranchPart:
 
 
 class BranchParts:
-    """All of them.
+    """All placed parts.
 
     Attributes:
         unreported: in order of their places.

@@ -66,12 +66,12 @@ class FrozenState:
     placed: dict[int, PlacedTopic]
     partitions: Packed
     sessions: Packed
-    session: Packed
+    issued_sessions: Packed
     transactions: Packed
     incomplete: Packed
     barriers: Packed
     heuristics: Packed
-    decisions: Packed
+    branch_parts: Packed
     groups: group_offsets.Frozen
     generation_floor: int
     queries: dict[str, Any]

@@ -16,14 +16,13 @@ The strategy is asked about all partitions of a topic, also about those that oth
 member's share is the one that it should have of the whole. Two homes that see different members, or hear late what the
 other one has handed out, differ in their shares for that time.
 
+``PendingGroups`` has the heartbeats that wait, and the groups that must be looked at: in memory only, as members are.
+
 Invariants:
     * a partition has one owner at a time, and a generation that grows with each change of ownership;
     * a generation is journaled before its owner hears of it (the caller's business);
-    * ``version`` of a member changes exactly when what it may consume changed.
-
-Heartbeats that wait, and consumer groups that must be looked at: in memory only.
-
-Invariant: a tick in which nothing happened touches no group, member, topic or heartbeat.
+    * ``version`` of a member changes exactly when what it may consume changed;
+    * a tick in which nothing happened touches no group, member, topic or heartbeat.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ from txmq.registry.assignors import ASSIGNORS
 View = tuple[
     list[tuple[TopicPartition, int]], list[TopicPartition]
 ]  # partitions a member may consume, with generations; partitions it must release
+RECONNECT_MS = 1000
+ANCHORS_MAX: Final = 100_000
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Member:
     """One consumer.
 
     Attributes:
-        heard_ms: when its last request came, by the clock of ``silence_clock``.
+        heard_ms: when its last request came, by the ``LivenessClock``.
         connection: the one that its last request came over.
         lost: that connection is gone; it has ``RECONNECT_MS`` to come back.
         version: of what it may consume.
@@ -96,12 +97,9 @@ class Owned:
     order: int = 0
 
 
-RECONNECT_MS = 1000
-
-
 @dataclass(slots=True)
 class GroupMembership:
-    """See the module's docstring.
+    """The members of one group, and the owners of its partitions.
 
     Attributes:
         strategy: the first member's choice; the others must agree.
@@ -264,9 +262,6 @@ class GroupMembership:
                 self._changed(owned.member)
 
 
-ANCHORS_MAX: Final = 100_000
-
-
 class Beat:
     """A heartbeat that waits for its member's view to change."""
 
@@ -282,7 +277,7 @@ class Beat:
 
 
 class PendingGroups:
-    """See the module's docstring.
+    """Heartbeats that wait, and consumer groups that must be looked at.
 
     Attributes:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
@@ -291,7 +286,7 @@ class PendingGroups:
         left_in_order: groups whose holder left (``verbs/group/exclusive_grant``), and that have none since.
         topics_seen: how many changes of topics were seen.
         outdated: groups that have not seen all of them.
-        silences: groups by the time at which a member may have been silent for too long (``silence_clock``).
+        silences: groups by the time at which a member may have been silent for too long (``LivenessClock``).
         over: heartbeats by the time at which they are answered in any case.
     """
 

@@ -1,25 +1,20 @@
-"""Users, grants, quotas, and logins that failed.
+"""Users, what they may do, and quotas. A fold over the journal.
 
-Users, what they may do, and quotas. A fold over the journal.
+``Permissions`` is what one connection may do: its user's grants, and what was asked of them, as of one version of the
+principals.
 
-With a registry they are a copy of what that has (``access_records.py``), and ``registry_version`` says of which
-version.
+With a registry the principals are a copy of what that has, and ``registry_version`` says of which version.
+``records_of`` and ``changes_by`` tell the registry what is here and what changes; ``entries_between`` says what the
+journal needs, so that the principals become the registry's.
 
 Invariants:
     * each entry says all of what it is about as it is from now on: redone twice it has the effect of once;
     * once there is a user there is an administrator, who may do everything: verbs refuse to remove the last one;
     * no password is kept, only its SCRAM keys;
-    * a name that is given to another user brings nothing of the former one's, which is under ``life_of`` by then.
-
-What one connection may do: its user's grants, and what was asked of them, as of one version of the principals.
-
-Invariants:
+    * a name that is given to another user brings nothing of the former one's, which is under ``life_of`` by then;
     * what no grant covers is denied; a connection without a login has no grants;
-    * a change of any user or grant makes it stale (``version``): it is made anew before it is asked again.
-
-Users, grants and quotas as records of the registry, and the entries of the journal that follow them.
-
-Invariants:
+    * a change of any user or grant makes permissions stale (``version``): they are made anew before they are asked
+      again;
     * after the entries between the two, the principals say what the registry says: whatever they said before;
     * a user who is absent from newer records is removed; nobody is kept because an event was missed;
     * a user who was removed and made anew under the same name is another one (``made``): connections of the first one
@@ -44,6 +39,9 @@ NOBODY: Final = "-"
 KINDS: Final = frozenset(
     {entries.USER, entries.USER_REMOVED, entries.GRANTED, entries.QUOTA_SET, entries.ACCESS, entries.MADE}
 )
+ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
+NEVER: Final = -1  # no version of the principals
+Entry = tuple[int, dict[str, Any]]  # kind and fields, as the journal has them
 
 
 class User:
@@ -239,12 +237,8 @@ class Principals:
             self._note_made(*made)
 
 
-ANSWERS_MAX: Final = 1000  # that are kept of a connection: names come from requests
-NEVER: Final = -1  # no version of the principals
-
-
 class Permissions:
-    """See the module's docstring.
+    """What one connection may do.
 
     Attributes:
         user: empty: nobody.
@@ -293,9 +287,6 @@ def _text(name: str | bytes) -> str:
 def of_nobody() -> Permissions:
     """Those of a connection that has not logged in; stale, so that they are made anew when they are asked."""
     return Permissions(None, NEVER)
-
-
-Entry = tuple[int, dict[str, Any]]  # kind and fields, as the journal has them
 
 
 class Secrets(NamedTuple):

@@ -5,10 +5,10 @@ batch whose sequence is the next one is new; one that repeats a remembered seque
 gets the same answer; all else is refused. Sequences count records and wrap after 2^31 - 1.
 
 There may be hundreds of thousands, so what is remembered is packed: 16 bytes a batch, where tuples of numbers took 150.
+Partitions keep the sequences; the ``SequenceTable``, derived from them, says in which partitions a producer has some,
+and how many there are.
 
 Source: Kafka protocol guide, idempotent producer.
-
-In which partitions producers have sequences, and how many that are. Derived: partitions keep the sequences.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def batches(recent: bytes) -> list[tuple[int, ...]]:
 
 
 class SequenceTable:
-    """See the module's docstring.
+    """In which partitions producers have sequences, and how many that are.
 
     Args:
         sessions: the state's.

@@ -1,18 +1,22 @@
 """Sessions: the identity of a client at its home broker, and the outcomes of its transactions.
 
 A session's number is issued once, journaled before the client gets it, and never reused; it doubles as the producer id
-of the session's batches. A broker that was started before issues numbers from the time of this start on, in ms: one
-that was restored from a backup does not know which it has issued since, and databases keep outcomes under them.
-A client needs the session's *secret* to resume it. The *epoch* rises when a client that has the secret takes the
-session over; the former holder is refused from then on. A client that is done with a session *closes* it: the secret is
-forgotten, so that no connection speaks for it again. Only a connection that does may send its batches: what the network
-still holds of them is refused, and the broker needs their sequences no more.
+of the session's batches. A client needs the session's *secret* to resume it. The *epoch* rises when a client that has
+the secret takes the session over; the former holder is refused from then on. A client that is done with a session
+*closes* it: the secret is forgotten, so that no connection speaks for it again. Only a connection that does may send
+its batches: what the network still holds of them is refused, and the broker needs their sequences no more.
 
 Outcomes are kept per session as a *floor* and a window above it: a counter at or below the floor is
 answered 410 (never executed, never called rolled back), one above it is looked up.
 
 A transaction that was not known may be *fenced* for one database, by a user who may settle for that database only: no
 decision with a branch there is accepted any more. Others are, so such a fence is no outcome.
+
+``IssuedSessions`` knows which numbers this broker's history has issued: a fold over the journal, without an entry of
+its own. A broker that was restored from an older copy of its directory does not know the sessions that it issued after
+the copy was made; databases may hold committed rows under their transaction ids. It must not take these for sessions
+that have ended: of those it has told every outcome. So a broker that was started before issues numbers from the time of
+this start on, in ms, one after another: a start is one *run* of numbers, and a history is a run for each of its starts.
 
 Invariants:
     * ``floor`` never falls; a key of ``outcomes`` at or below it is as good as gone (it leaves when it is the oldest).
@@ -21,20 +25,9 @@ Invariants:
     * however many unfinished ones precede them, finished ones leave;
     * ``_order`` names the counters of ``outcomes``, each once;
     * a fence leaves with the session, or when the floor has passed it: no decision is accepted after that;
-    * while ``_is_frozen``, a checkpoint reads both: the first change after it copies them.
-
-Which session numbers this broker's history has issued. A fold over the journal, without an entry of its own.
-
-A broker that was restored from an older copy of its directory does not know the sessions that it issued after the
-copy was made; databases may hold committed rows under their transaction ids. It must not take these for sessions that
-have ended: of those it has told every outcome.
-
-Numbers are issued one after another, and each start of the broker begins at its time (``broker/state/session.py``), so
-a start is one *run* of numbers, and what a history has issued is a run for each of its starts.
-
-Invariants:
-    * runs are in order, and neither meet nor overlap;
-    * only a number that was issued changes anything: no request that names a session makes this grow;
+    * while ``_is_frozen``, a checkpoint reads both: the first change after it copies them;
+    * runs are in order, and neither meet nor overlap; only a number that was issued changes them: no request that names
+      a session makes them grow;
     * a run that is beyond ``RUNS_MAX`` is forgotten, the oldest first: its sessions look never issued, so that what
       would prove a loss is kept once too often rather than never.
 """
@@ -57,6 +50,8 @@ Frozen = tuple[int, int, str, int, int, int, deque[int], Outcomes, str, str, Fen
 FROZEN_FIELDS: Final = 11
 _FENCED: Final = "fenced "  # begins such an outcome of a checkpoint
 _NO_FENCES: Final[Fences] = {}
+RUNS_MAX: Final = 10_000  # starts in which a session was issued
+RUN_FIELDS: Final = 2
 
 
 class BrokerSession:
@@ -226,12 +221,8 @@ def _parts(outcome: Iterable[Iterable[int]] | None) -> Kept:
     return tuple((topic, partition, offset, count) for topic, partition, offset, count in outcome)
 
 
-RUNS_MAX: Final = 10_000  # starts in which a session was issued
-RUN_FIELDS: Final = 2
-
-
 class IssuedSessions:
-    """All of them: the last number of each run, and with it the first."""
+    """All numbers that were issued: the last of each run, and with it the first."""
 
     __slots__ = ("_firsts", "_lasts")
 

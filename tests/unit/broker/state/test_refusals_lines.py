@@ -33,7 +33,7 @@ def test_clock_set_back_begins_a_minute() -> None:
 
 
 def test_many_addresses_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "ADDRESSES_MAX", 10)
+    monkeypatch.setattr(refusals, "PAIRS_MAX", 10)
     lines = RefusalLines()
     for number in range(100):
         assert lines.take("shop", f"10.0.0.{number}:1", number) == 0

@@ -5,7 +5,7 @@ Invariants:
     * the shell writes a line before the journal record of what it tells of (``Server``): a broker that dies in between
       leaves a line about a change that was not made, never a change without a line;
     * warnings of strangers keep no other line out; those of others are as many as requests in a turn of the loop;
-    * refusals without end fill neither memory (LINES_MAX) nor the log (``refusal_lines``).
+    * refusals without end fill neither memory (LINES_MAX) nor the log (``state/refusals``).
 """
 
 from __future__ import annotations
