@@ -18,10 +18,9 @@ from pyspark.sql import SparkSession
 
 import txmq
 from txmq.addresses import without_password
-from txmq.spark.audit.output import save
+from txmq.spark.audit.report import save, summary_of, verdict
 from txmq.spark.audit.rows import open_rows
 from txmq.spark.audit.spec import AuditSpec, parse_row_time, parse_terms
-from txmq.spark.audit.summary import summary_of, verdict
 from txmq.spark.audit.topic import TopicAudit
 
 

@@ -17,7 +17,7 @@ from bench.model import Measure
 from bench.peers.helpers import Arrivals, Arrived, helper
 from bench.peers.queues import Order, Queue, create_orders
 from bench.peers.works import CALLERS, PACE_S, Pace, next_number
-from txmq.testing.bench.aio_loads import new_loop
+from txmq.testing.bench.loads import new_loop
 from txmq.testing.bench.model import LATENCY_UNITS, latencies
 
 ONE, ALL = "rate, 1 caller", f"rate, {CALLERS} callers"

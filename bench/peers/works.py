@@ -25,7 +25,7 @@ from itertools import count as counting
 from bench.model import Measure
 from bench.peers.helpers import Arrived, arrivals
 from bench.peers.model import IN_FLIGHT, VALUE, Link, Peer, Publish, Running, value_of
-from txmq.testing.bench.aio_loads import new_loop
+from txmq.testing.bench.loads import new_loop
 from txmq.testing.bench.model import LATENCY_UNITS, Figures, latencies
 from txmq.testing.bench.timing import in_tasks, in_threads, timed
 

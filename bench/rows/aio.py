@@ -14,7 +14,7 @@ from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.databases import ORDER, VALUE, Open, mariadb, sqlite
 from bench.rows.groups import GROUP_BOUNDS, PER_POLL
 from bench.rows.last_resource import PARTITIONS, TOPIC, row_and_message
-from txmq.testing.bench import aio_loads, loads
+from txmq.testing.bench import loads
 from txmq.testing.bench.limits import LOOPBACK_BYTES, SYNC
 from txmq.testing.bench.model import LATENCY_UNITS, Figures, Target, client_with_topic, latencies
 from txmq.testing.bench.timing import in_tasks, in_threads
@@ -35,7 +35,7 @@ def _send(surroundings: Surroundings, *, sync: str) -> Iterator[Measure]:
     sends = surroundings.count(80_000)
     with (
         BrokerProcess(surroundings.directory / "data", settings={"sync": sync}) as broker,
-        aio_loads.aio_send(Target(broker.address, threads=CALLERS)) as tasks,
+        loads.aio_send(Target(broker.address, threads=CALLERS)) as tasks,
         loads.send_threads(Target(broker.address, "threads", threads=CALLERS)) as threads,
     ):
         tasks(sends // 10)
@@ -47,7 +47,7 @@ def _transactions(surroundings: Surroundings) -> Iterator[Measure]:
     wanted = surroundings.count(40_000)
     with (
         BrokerProcess(surroundings.directory / "data") as broker,
-        aio_loads.aio_tx(Target(broker.address, threads=CALLERS)) as tasks,
+        loads.aio_tx(Target(broker.address, threads=CALLERS)) as tasks,
         loads.tx_threads(Target(broker.address, "threads", threads=CALLERS)) as threads,
     ):
         tasks(wanted // 10)
@@ -62,7 +62,7 @@ def _consume(surroundings: Surroundings) -> Iterator[Measure]:
         BrokerProcess(surroundings.directory / "data") as broker,
         client_with_topic(Target(broker.address, READ_TOPIC)) as client,
         client.producer(timeout=60) as producer,
-        aio_loads.aio_side(broker.address) as side,
+        loads.aio_side(broker.address) as side,
     ):
         for _ in range(-(-wanted // loads.PER_CALL)):
             producer.send_many(READ_TOPIC, loads.pairs_of(min(wanted, loads.PER_CALL), VALUE))
@@ -123,7 +123,7 @@ def _rows_and_messages(surroundings: Surroundings, *, opened: Open) -> Iterator[
         BrokerProcess(surroundings.directory / "data") as broker,
         client_with_topic(Target(broker.address, TOPIC, partitions=PARTITIONS)) as client,
         client.producer() as producer,
-        aio_loads.aio_side(broker.address) as side,
+        loads.aio_side(broker.address) as side,
     ):
         resource, insert = LastResource("orders", connect=database.connect), database.sql(ORDER)
         resource.install(client)

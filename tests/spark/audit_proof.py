@@ -165,8 +165,7 @@ def main() -> int:
 
 
 def _proved(world: FaultyOrders, bootstrap: str, memory: str, report: Path | None) -> Proof:
-    from txmq.spark.audit.output import save
-    from txmq.spark.audit.summary import summary_of
+    from txmq.spark.audit.report import save, summary_of
 
     settings = {"spark.driver.memory": memory, "spark.sql.shuffle.partitions": "4"}
     spark = start_session("audit proof", settings=settings)

@@ -19,8 +19,7 @@ import pytest
 import txmq
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.cluster import Cluster
-from txmq.testing.processes.spark import environment
-from txmq.testing.processes.spark_cluster import SparkCluster
+from txmq.testing.processes.spark import SparkCluster, environment
 from txmq.testing.processes.zookeeper import Ensemble
 
 ROWS = 2_000

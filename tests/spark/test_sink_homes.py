@@ -21,10 +21,9 @@ from txmq.client.admin.cluster import describe_cluster
 from txmq.spark.audit.rows import open_rows
 from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
 from txmq.spark.audit.topic import TopicAudit
-from txmq.spark.sink import query_homes, task
+from txmq.spark.sink import queries, task
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Queries
-from txmq.spark.sink.query_homes import Opened
+from txmq.spark.sink.queries import Attempt, Opened, Queries
 from txmq.spark.sink.task import Written
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
@@ -133,8 +132,8 @@ class Job:
 
     def __init__(self, client: txmq.Client, topic: str) -> None:
         self.client, self.options = client, SinkOptions("", topic, None, client.timeout, None, None)
-        self.at = Attempt(topic, query_homes.new_epoch(client), 0, 0, 0)
-        self.opened: Opened = query_homes.open_query(client, topic, topic, self.at.epoch, 0)
+        self.at = Attempt(topic, queries.new_epoch(client), 0, 0, 0)
+        self.opened: Opened = queries.open_query(client, topic, topic, self.at.epoch, 0)
 
     def write(self, attempt: int = 0) -> Written:
         columns: dict[str, Any] = {"value": pa.array([b"%d" % number for number in range(PARTITIONS)])}
@@ -143,7 +142,7 @@ class Job:
         return task.write(self.client, self.options, self.at._replace(attempt=attempt), rows, self.opened.home)
 
     def commit(self, written: Written) -> None:
-        query_homes.commit(self.client, self.opened.home, self.at, written.transactions)
+        queries.commit(self.client, self.opened.home, self.at, written.transactions)
 
     def broker(self, cluster: Cluster, *, is_anchor: bool) -> BrokerProcess:
         """The process that leads the query's anchor, or the other home."""
@@ -174,7 +173,7 @@ def test_home_away_behind_the_decision_shows_it_when_back(cluster: Cluster, clie
     broker = job.broker(cluster, is_anchor=False)
     broker.kill()
     with txmq.connect(cluster.address, timeout=5.0) as hasty:
-        query_homes.commit(hasty, job.opened.home, job.at, written.transactions)
+        queries.commit(hasty, job.opened.home, job.at, written.transactions)
     broker.start()
     eventually(lambda: values(client, topic) == once(), "the home has asked", within_s=60.0)
 

@@ -18,8 +18,7 @@ from txmq.errors import FencedError, TransactionConflictError, UnavailableError,
 from txmq.spark.sink import sink
 from txmq.spark.sink import task as sink_task
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Queries, Standing
-from txmq.spark.sink.query_homes import Opened
+from txmq.spark.sink.queries import Attempt, Opened, Queries, Standing
 from txmq.spark.sink.sink import BatchWriter, TaskMessage
 from txmq.spark.sink.task import Written
 from txmq.testing.processes.broker import BrokerProcess

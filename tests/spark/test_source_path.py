@@ -21,11 +21,10 @@ from txmq.protocol.branches import encode_branch
 from txmq.protocol.transaction_parts import encode_part
 from txmq.redo.record_format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE
 from txmq.runtime.os_disk import OSDisk
-from txmq.spark.segment_files import reader as path_source
-from txmq.spark.segment_files.plan import FileTask, plan
-from txmq.spark.segment_files.reader import FileReader
-from txmq.spark.segment_files.stopped_broker import locked
+from txmq.spark import segment_files as path_source
+from txmq.spark.segment_files import FileReader, FileTask, plan
 from txmq.spark.source.options import parse
+from txmq.spark.stopped_broker import locked
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess
 
 from .visible import wait_until_visible

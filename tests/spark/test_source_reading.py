@@ -20,9 +20,8 @@ import txmq
 from tests.older_copy import older_copy
 from txmq.errors import ConfigError, ConnectionLostError, DataLossError, InvalidBatchError, UnknownTopicError
 from txmq.log import records
-from txmq.spark.source import fetch as source_fetch
-from txmq.spark.source.batch_reader import plan, tasks
-from txmq.spark.source.fetch import Reading, read_ranges
+from txmq.spark.source import batch_reader as source_fetch
+from txmq.spark.source.batch_reader import Reading, plan, read_ranges, tasks
 from txmq.spark.source.options import parse
 from txmq.spark.source.ranges import Range
 from txmq.spark.source.stream import StreamReader

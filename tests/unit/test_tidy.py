@@ -69,12 +69,12 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
         "the spool is a local store, with a commit of its own: ARCHITECTURE.md, Decisions",
     ),
     "txmq/xa/database/sqlite_file.py": (frozenset({"sqlite3"}), "who settles opens an application's SQLite file"),
-    "txmq/spark/audit/output.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
+    "txmq/spark/audit/report.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
     "txmq/spark/audit/follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
     "txmq/spark/audit/tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/shell/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/aio/": (frozenset({"asyncio"}), "the client on an event loop"),
-    "txmq/spark/segment_files/reader.py": (
+    "txmq/spark/segment_files.py": (
         frozenset({"pathlib"}),
         "the directory that a user names, before it is opened",
     ),
@@ -98,7 +98,7 @@ HOMES = {
     "sqlalchemy": ["txmq/sqlalchemy/"],
     "structlog": ["txmq/runtime/logging.py"],
     "typer": ["txmq/cli/"],
-    "uvloop": ["txmq/broker/shell/process.py", "txmq/testing/bench/aio_loads.py"],
+    "uvloop": ["txmq/broker/shell/process.py", "txmq/testing/bench/loads.py"],
 }
 
 

@@ -32,19 +32,19 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
 
     def schema(self) -> StructType:
         """The columns of a source if the user declares none."""
-        from txmq.spark.decode.schema import schema_of
+        from txmq.spark.decode.arrow_columns import schema_of
         from txmq.spark.source.options import parse_columns
 
         return schema_of(*parse_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """``spark.read``: through a broker, or from segment files (option ``path``)."""
-        from txmq.spark.decode.schema import names_of
+        from txmq.spark.decode.arrow_columns import names_of
         from txmq.spark.source.options import parse
 
         options, columns = parse(self.options, is_stream=False), names_of(schema)
         if options.path is not None:
-            from txmq.spark.segment_files.reader import PathReader
+            from txmq.spark.segment_files import PathReader
 
             return PathReader(options, columns)
         from txmq.spark.source.batch_reader import BatchReader
@@ -53,7 +53,7 @@ class TxmqDataSource(DataSource):  # type: ignore[misc]  # mypy does not look in
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """``spark.readStream``."""
-        from txmq.spark.decode.schema import names_of
+        from txmq.spark.decode.arrow_columns import names_of
         from txmq.spark.source.options import parse
         from txmq.spark.source.stream import StreamReader
 

@@ -12,7 +12,7 @@ import txmq
 import txmq.aio
 from txmq.cli.main import main
 from txmq.errors import BrokerAwayError, DataLossError, PartialResultError, RegistryError
-from txmq.spark.segment_files.plan import plan
+from txmq.spark.segment_files import plan
 from txmq.spark.source.options import parse
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.cluster import Cluster

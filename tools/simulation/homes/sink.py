@@ -29,7 +29,7 @@ from tools.simulation.world import Violation
 from txmq.client.client import Client
 from txmq.errors import FencedError, TransactionConflictError, TxmqError
 from txmq.model import TopicPartition
-from txmq.spark.sink import query_homes, task
+from txmq.spark.sink import queries, task
 from txmq.spark.sink.options import SinkOptions
 from txmq.spark.sink.queries import Attempt, Queries
 from txmq.spark.sink.task import Written as Prepared
@@ -153,8 +153,8 @@ class SinkProgram(Program):
         rng = self.world.rng
         options = SinkOptions("", SINK, None, client.timeout, QUERY, None)
         self._executors = [Executor(self, self._threads) for _ in range(rng.randint(1, 2))]
-        epoch = query_homes.new_epoch(client)
-        opened = query_homes.open_query(client, rng.choice((SINK, None)), QUERY, epoch, self._told.newest + 1)
+        epoch = queries.new_epoch(client)
+        opened = queries.open_query(client, rng.choice((SINK, None)), QUERY, epoch, self._told.newest + 1)
         self.has_opened, self._told.epoch = True, max(self._told.epoch, epoch)
         newest = opened.standing.newest
         batch = 0 if newest is None else newest + 1
@@ -190,7 +190,7 @@ class SinkProgram(Program):
             txids = [one.txid for one in transactions]
             Queries(client.routes.link_of_home(home)).commit(at.query, at.epoch, at.batch, txids)
         else:
-            query_homes.commit(client, home, at, transactions)
+            queries.commit(client, home, at, transactions)
         if was_former and not self.shared.may_forget:
             raise Violation(f"P6: a former driver committed batch {at.batch}")
         self._told.newest = max(self._told.newest, at.batch)

@@ -111,8 +111,7 @@ class AuditCommand:
 
     def audited_binlog(self, spark: Any, client: txmq.Client, settings: BinlogSettings) -> int:
         """Audit the topic of a binlog sync; the exit status."""
-        from txmq.spark.audit.binlog import BinlogAudit
-        from txmq.spark.audit.binlog_table import BinlogTableAudit
+        from txmq.spark.audit.binlog import BinlogAudit, BinlogTableAudit
 
         request, table = self.request, table_of(self.request)
         sides = spark, client, request.bootstrap, settings, request.topic
@@ -124,8 +123,7 @@ class AuditCommand:
             return self._tell(job.run())
 
     def _tell(self, result: AuditResult) -> int:
-        from txmq.spark.audit.output import PAGE, save
-        from txmq.spark.audit.summary import summary_of
+        from txmq.spark.audit.report import PAGE, save, summary_of
 
         summary = save(result, summary_of(result, self._facts()), self.request.directory)
         if self.as_json:
@@ -174,8 +172,8 @@ def _status(is_clean: bool, has_findings: bool) -> int:
 
 def show(summary: dict[str, Any]) -> None:
     """The result in a terminal: the verdict, a line for each check, the first findings."""
+    from txmq.spark.audit.report import MEANING, rounded, verdict
     from txmq.spark.audit.spec import Kind
-    from txmq.spark.audit.summary import MEANING, rounded, verdict
 
     lines: list[tuple[str, str, str]] = []
     for kind in Kind:

@@ -124,10 +124,9 @@ class Play:
         self.say(f"it took {_count(database)} orders")
 
     def _audit(self, spark: Any, client: txmq.Client, address: str, database: Path, name: str) -> AuditResult:
-        from txmq.spark.audit.output import save
+        from txmq.spark.audit.report import save, summary_of, verdict
         from txmq.spark.audit.rows import open_rows
         from txmq.spark.audit.spec import AuditSpec, RowTime, parse_terms
-        from txmq.spark.audit.summary import summary_of, verdict
         from txmq.spark.audit.topic import TopicAudit
 
         rows = open_rows(spark, f"sqlite:///{database}", "orders")
@@ -164,7 +163,7 @@ class Play:
         ]
 
     def _report(self, before: AuditResult, after: AuditResult, faults: list[Fault]) -> Report:
-        from txmq.spark.audit.output import PAGE
+        from txmq.spark.audit.report import PAGE
 
         found = {(row["kind"], row["identity"]) for row in after.findings.select("kind", "identity").collect()}
         checked = [Fault(f.done, f.kind, f.identity, (f.kind, f.identity) in found) for f in faults]

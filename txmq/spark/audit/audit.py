@@ -34,7 +34,7 @@ from pyspark.storagelevel import StorageLevel
 from txmq.spark.audit import figures as audit_figures
 from txmq.spark.audit import findings as audit_findings
 from txmq.spark.audit.figures import Moment, PartitionFigures, Totals
-from txmq.spark.audit.gaps import HOLES_MAX, GapRun, Hole, Ranges, between_runs
+from txmq.spark.audit.findings import HOLES_MAX, GapRun, Hole, Ranges, between_runs
 from txmq.spark.audit.match import Window, identities, pair
 from txmq.spark.audit.spec import AuditSpec, Kind
 

@@ -6,12 +6,19 @@ broker. A prepared XA transaction's changes have its ``xid``, and so has the lin
 
 Columns: ``gtid``, ``op``, ``xid``, ``place`` (file and byte, in the order of the binlog), ``key`` and ``event`` (of the
 message).
+
+The rows that a table of a binlog sync has now, as Spark reads them: each as the event that a snapshot makes of it.
+
+The database converts the values itself (``txmq.binlog.snapshot``), so that nothing of the binlog's decoder has part in
+them. One consistent read, by one executor.
+
+Columns: ``key`` and ``event``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -23,12 +30,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.binlog.config import BinlogSettings, PublishSettings, SourceSettings, topic_of
-from txmq.binlog.decoded_changes import TableName, TransactionPart, XaEnd
+from txmq.binlog.decoded_changes import Row, TableName, TransactionPart, XaEnd
 from txmq.binlog.errors import BinlogError, SourceAwayError
 from txmq.binlog.event_json import OP_HEADER, EventEncoder
 from txmq.binlog.position import Position, parse_gtids
+from txmq.binlog.snapshot.consistent_read import View
+from txmq.binlog.snapshot.tables import SnapshotTable
 from txmq.binlog.source import BinlogSource
+from txmq.binlog.source.server import Server
 from txmq.binlog.source_settings import source_options
+from txmq.errors import ConfigError
 from txmq.xid import xid_sql
 
 if TYPE_CHECKING:
@@ -185,3 +196,64 @@ def _batch(lines: list[_Line]) -> pa.RecordBatch:
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+TABLE_FORMAT = "txmq-binlog-table"
+_TABLE_SCHEMA = pa.schema([("key", pa.string()), ("event", pa.string())])
+
+
+class TableRows(DataSource):  # type: ignore[misc]  # Any: mypy does not look into pyspark
+    """The format; its options are ``reading`` (``Reading``), ``db`` and ``table``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return TABLE_FORMAT
+
+    def schema(self) -> str:
+        """The columns."""
+        return "key string, event string"
+
+    def reader(self, schema: StructType) -> TableRowsReader:
+        """The reader of one use."""
+        del schema
+        table = TableName(self.options["db"], self.options["table"])
+        return TableRowsReader(Reading.from_json(self.options["reading"]), table)
+
+
+class TableRowsReader(DataSourceReader):  # type: ignore[misc]
+    """Reads the table in one go."""
+
+    def __init__(self, reading: Reading, table: TableName) -> None:
+        self.reading, self.table = reading, table
+
+    def partitions(self) -> list[InputPartition]:
+        """One."""
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows."""
+        del partition
+        settings = self.reading.settings
+        options, encoder = source_options(settings), EventEncoder(settings.name)
+        server = Server(options)
+        server.check()
+        with closing(View(options, [self.table], server)) as view:
+            found = view.table(self.table)
+            if found is None:
+                raise ConfigError(f"the database has no table {self.table}")
+            if not found.schema.key:
+                raise ConfigError(f"{self.table} has no key: txmq binlog compare counts its rows")
+            for rows in view.whole(found, LINES_MAX) if not found.key else _chunks(view, found):
+                events = [encoder.snapshot_row(found.schema, row, view.position, 0) for row in rows]
+                columns = [pa.array([event.key.decode() for event in events], pa.string()),
+                           pa.array([event.value.decode() for event in events], pa.string())]  # fmt: skip
+                yield pa.RecordBatch.from_arrays(columns, schema=_TABLE_SCHEMA)
+
+
+def _chunks(view: View, table: SnapshotTable) -> Iterator[Sequence[Row]]:
+    places = [table.names.index(name) for name, _ in table.key]
+    rows = view.chunk(table, LINES_MAX, ())
+    while rows:
+        yield rows
+        rows = view.chunk(table, LINES_MAX, tuple(rows[-1][place] for place in places))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from txmq.spark.audit.findings import offset_buckets
-from txmq.spark.audit.gaps import GapRun
+from txmq.spark.audit.findings import GapRun, offset_buckets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -26,7 +26,7 @@ from txmq.model import TransactionKind
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, InDoubt, Surroundings, audit
-from txmq.spark.audit.gaps import Ranges
+from txmq.spark.audit.findings import Ranges
 from txmq.spark.audit.match import Window
 from txmq.spark.audit.rows import Rows
 from txmq.spark.audit.spec import AuditSpec, Kind, MessageField

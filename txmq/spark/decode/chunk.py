@@ -40,7 +40,7 @@ from txmq.log.batch import (
     place_checksum,
 )
 from txmq.runtime.ports import Buffer
-from txmq.spark.decode.varints import Bytes, Ints
+from txmq.spark.decode.fields import Bytes, Ints
 
 PIECE_SIZE_BYTES: Final = 32 << 20
 _FIELDS: Final = np.dtype(

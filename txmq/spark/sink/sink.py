@@ -38,11 +38,10 @@ from txmq.errors import (
     TxmqError,
     UnavailableError,
 )
-from txmq.spark.sink import query_homes
+from txmq.spark.sink import queries
 from txmq.spark.sink.digest import OTHER_ROWS, OTHER_STREAM, Digest, check_repeat, refuse_older
 from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
-from txmq.spark.sink.queries import Attempt, Queries
-from txmq.spark.sink.query_homes import Opened
+from txmq.spark.sink.queries import Attempt, Opened, Queries
 from txmq.spark.sink.task import Written, client_of, pass_over, write
 
 _AGAIN = "a stream finds out when it goes on from its checkpoint"
@@ -72,11 +71,9 @@ def make_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> Dat
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)  # a missing topic is told before the first row is computed
-    epoch = query_homes.new_epoch(client)
+    epoch = queries.new_epoch(client)
     planned = Attempt(parsed.query or f"write-{epoch}", epoch, parsed.batch or 0, 0, 0)
-    return BatchWriter(
-        parsed, planned, query_homes.open_query(client, parsed.topic, planned.query, epoch, planned.batch)
-    )
+    return BatchWriter(parsed, planned, queries.open_query(client, parsed.topic, planned.query, epoch, planned.batch))
 
 
 def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool) -> DataSourceStreamArrowWriter:
@@ -87,7 +84,7 @@ def make_stream_writer(options: dict[str, str], schema: Any, *, overwrite: bool)
     client = client_of(parsed)
     if parsed.topic is not None:
         client.topics.refresh(parsed.topic)
-    return StreamWriter(parsed, query_homes.new_epoch(client))
+    return StreamWriter(parsed, queries.new_epoch(client))
 
 
 def _refuse_overwrite(overwrite: bool) -> None:
@@ -135,7 +132,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
                 queries.abort(query, epoch=epoch, batch=batch)
 
     def _queries(self, client: Client) -> Queries:
-        return Queries(query_homes.anchor_of(client, self._opened.home))
+        return Queries(queries.anchor_of(client, self._opened.home))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
@@ -149,7 +146,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         context = TaskContext.get()
         query, batch = context.getLocalProperty(_QUERY_ID), int(context.getLocalProperty(_BATCH_ID))
         attempt = Attempt(query, self._epoch, batch, context.partitionId(), context.taskAttemptId())
-        opened = query_homes.open_query(client_of(self._options), self._options.topic, query, self._epoch, batch)
+        opened = queries.open_query(client_of(self._options), self._options.topic, query, self._epoch, batch)
         refuse_older(attempt, opened.standing.newest)
         return TaskMessage(_written(self._options, attempt, opened, iterator))
 
@@ -167,7 +164,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written:
             attempt = written[0].attempt
             with suppress(TxmqError):
-                anchor = query_homes.anchor_of(client_of(self._options), written[0].home)
+                anchor = queries.anchor_of(client_of(self._options), written[0].home)
                 Queries(anchor).abort(attempt.query, epoch=attempt.epoch, batch=batchId)
 
 
@@ -200,4 +197,4 @@ def _decide(
         check_repeat(planned, known[0].digest, digest.text, other_rows)
     else:
         winners = [winner for one in written for winner in one.transactions]
-        query_homes.commit(client, home, planned, winners, digest.text)
+        queries.commit(client, home, planned, winners, digest.text)

@@ -3,25 +3,213 @@
 Theory of operation. The driver asks each topic for its id and its ends, makes of the options a range for every
 partition, and cuts the ranges into tasks, so that all cores work; executors read them by themselves (``source_fetch``).
 What arrives after the pinned ends is not read; what retention takes before it was read is an error, or a warning.
+
+Reading ranges of partitions through the broker, in a Spark task.
+
+Theory of operation. An answer to ``get`` is 1 MiB at most, and the decoder works best on 100,000 records at once, so
+answers are gathered into chunks. The next request is on its way while the last answer is decoded. Where it begins is
+read from the headers of the answer before that was checked; a header that lies is found by the check, which follows
+before anything of it is given out.
+
+Invariants:
+    * exactly the rows ``start <= offset < end`` come out, in order, or an error; nothing is given out twice, whatever
+      is asked again;
+    * every batch is held against the topic's id as it was when the query was planned: a topic of the same name that
+      was made anew is an error;
+    * a broker that is away is asked again for ``timeout`` seconds since the last answer, and no longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from txmq.errors import ConfigError, DataLossError
+from txmq.client import Client
+from txmq.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DataLossError,
+    InvalidBatchError,
+    NotOwnerError,
+    OffsetOutOfRangeError,
+    TxmqError,
+    UnknownTopicError,
+)
+from txmq.log.batch import headers
 from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import processor_count
-from txmq.spark.source.catalog import Catalog, check_offsets, connect, placed
-from txmq.spark.source.fetch import Reading, read_ranges
+from txmq.spark.decode import arrow_columns
+from txmq.spark.decode.chunk import Origin, check
+from txmq.spark.source.catalog import PASSING, Catalog, check_offsets, connect, made_anew, patiently, placed
 from txmq.spark.source.options import SourceOptions
 from txmq.spark.source.ranges import Range, pack, split
+from txmq.xa.resolver_ports import Answer
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+ANSWER_SIZE_BYTES: Final = 1 << 20
+CHUNK_SIZE_BYTES: Final = 12 << 20
+ROWS_GATHERED: Final = 80_000  # and what the last answer brings: under the decoder's ROWS_MAX mostly
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a range is read: the parts of the options that a task needs."""
+
+    bootstrap: str
+    columns: tuple[str, ...]
+    fails_on_loss: bool
+    timeout: float
+
+
+def read_ranges(ranges: Sequence[Range], reading: Reading) -> Iterator[RecordBatch]:
+    """The rows of ranges, one after the other.
+
+    Raises:
+        DataLossError: retention passed them, or the topic is gone, or another one has its name.
+        InvalidBatchError: what came is damaged; names partition and offset.
+        ConnectionLostError, RequestTimeoutError, UnavailableError: the broker stayed away.
+    """
+    with connect(reading.bootstrap, reading.timeout) as client:
+        for each in ranges:
+            yield from _RangeReader(client, each, reading).rows()
+
+
+class _RangeReader:
+    """One range; ``_offset`` is the first one that was not given out."""
+
+    def __init__(self, client: Client, task: Range, reading: Reading) -> None:
+        self._client, self._task, self._reading = client, task, reading
+        self._offset = task.start
+        self._ahead: tuple[int, Answer] | None = None  # the offset that was asked for, and the answer to come
+        self._name = f"{task.topic}-{task.partition}"
+        self._origin = Origin(self._name, task.topic, task.topic_id, task.partition)
+
+    def rows(self) -> Iterator[RecordBatch]:
+        while self._offset < self._task.end:
+            try:
+                content = self._gather()
+            except OffsetOutOfRangeError:
+                self._pass_over_lost()
+                continue
+            except UnknownTopicError as error:
+                raise DataLossError(f"{self._name}: the topic was deleted before it was read ({error})") from error
+            yield from self._decoded(content)
+
+    def _decoded(self, content: bytes) -> Iterator[RecordBatch]:
+        chunk = check(content, self._origin, None)
+        if chunk.damage is not None or chunk.size_bytes < len(content) or chunk.next_offset is None:
+            raise self._damaged(chunk.damage)
+        if not int(chunk.bases[0]) <= self._offset < chunk.next_offset:
+            raise self._damaged(f"offsets from {int(chunk.bases[0])} to {chunk.next_offset - 1} were answered")
+        try:
+            yield from arrow_columns.decode(chunk, self._reading.columns, self._offset, self._task.end)
+        except CorruptRecordError as error:
+            raise self._damaged(error.reason) from error
+        self._offset = chunk.next_offset
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _gather(self) -> bytes:
+        """Answers, one after the other, for about one chunk of rows. Raises what the first of them raises."""
+        answers: list[bytes] = []
+        offset, size = self._offset, 0
+        while offset < self._task.end and offset - self._offset < ROWS_GATHERED and size < CHUNK_SIZE_BYTES:
+            try:
+                answer = self._answer(offset)
+            except TxmqError:
+                if answers:
+                    break  # what came is given out first; then the same question meets the same error
+                raise
+            answers.append(answer)
+            size += len(answer)
+            offset = _end_of(answer, offset)
+            if offset < self._task.end:
+                self._ask_ahead(offset)
+        return answers[0] if len(answers) == 1 else b"".join(answers)
+
+    def _ask_ahead(self, offset: int) -> None:
+        try:
+            link = self._client.routes.link_for(self._task.topic, self._task.partition)
+            self._ahead = offset, link.control.submit("get", *self._question(offset), timeout=self._client.timeout)
+        except PASSING:
+            self._ahead = None
+
+    def _answer(self, offset: int) -> bytes:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == offset:
+            try:
+                return _filled(ahead[1].result(), offset)
+            except (*PASSING, NotOwnerError):
+                pass  # asked anew, with patience
+        return _filled(self._patiently(lambda: self._get(offset)), offset)
+
+    def _get(self, offset: int) -> bytes:
+        asked, timeout = self._question(offset), self._client.timeout
+        return self._client.routes.ask_owner(
+            self._task.topic, self._task.partition, lambda link: link.control.call("get", *asked, timeout=timeout)
+        )
+
+    def _question(self, offset: int) -> tuple[str, int, int, int]:
+        return self._task.topic, self._task.partition, offset, ANSWER_SIZE_BYTES
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        return patiently(self._client, self._reading.timeout, ask)
+
+    # --- what is not there -------------------------------------------------------------------------------------------
+
+    def _pass_over_lost(self) -> None:
+        """The broker does not hold the offset (any more): say so, as an error or as a warning."""
+        self._refuse_another_topic()
+        held = self._patiently(lambda: self._client.offsets(self._task.topic, self._task.partition))
+        following = held.start if held.start > self._offset else self._task.end
+        lost_to = min(following, self._task.end)
+        text = (
+            f"{self._name}: offsets {self._offset} to {lost_to - 1} are gone before they were read; "
+            f"the partition holds {held.start} to {held.end - 1}"
+        )
+        if self._reading.fails_on_loss:
+            raise DataLossError(f"{text}. Set the option failOnDataLoss=false to read on without them")
+        get_logger().warning("messages are gone before they were read", text=text)
+        self._offset = lost_to
+
+    def _refuse_another_topic(self) -> None:
+        current = self._patiently(lambda: self._client.topics.refresh(self._task.topic))
+        if current.topic_id != self._task.topic_id:
+            raise made_anew(self._task.topic, self._task.topic_id, current.topic_id)
+
+    def _damaged(self, reason: object) -> TxmqError:
+        try:
+            self._refuse_another_topic()
+        except UnknownTopicError as error:
+            return DataLossError(f"{self._name}: the topic was deleted before it was read ({error})")
+        except DataLossError as error:
+            return error
+        return InvalidBatchError(
+            f"{self._name}, from offset {self._offset} on: {reason}; damaged where it was stored or made, "
+            "or on the way: look with txmq log verify at the broker"
+        )
+
+
+def _end_of(answer: bytes, offset: int) -> int:
+    """Offset after an answer by its headers, which are not checked yet; at least one further."""
+    end = offset
+    for _, _, base, count, _ in headers(answer):
+        end = base + count
+    return max(end, offset + 1)
+
+
+def _filled(answer: bytes, offset: int) -> bytes:
+    if not answer:
+        raise OffsetOutOfRangeError(f"nothing is at {offset}, where something was")
+    return answer
+
 
 _TASKS_A_PROCESSOR: Final = 4  # smaller ones are put together
 _TASK_ROWS_MIN: Final = 10_000  # a task costs Spark as much as reading these

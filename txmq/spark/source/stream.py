@@ -34,9 +34,8 @@ from txmq.client import Client
 from txmq.errors import DataLossError, UnknownTopicError
 from txmq.log.history import LogHistory
 from txmq.runtime.logging import get_logger
-from txmq.spark.source.batch_reader import RangePartition, tasks, within
+from txmq.spark.source.batch_reader import RangePartition, Reading, read_ranges, tasks, within
 from txmq.spark.source.catalog import Catalog, Held, check_offsets, connect, made_anew, placed
-from txmq.spark.source.fetch import Reading, read_ranges
 from txmq.spark.source.offsets import Ends, Position
 from txmq.spark.source.options import SourceOptions
 from txmq.spark.source.ranges import Range, admit

@@ -9,25 +9,69 @@ Measured on 2 cores: first job of a Python data source 16 s after the start with
 18 s once.
 
 Source: JEP 350 (dynamic class-data archives); module pyspark.find_spark_home.
+
+The Java of this machine, for the servers that need one.
+
+A Spark standalone cluster on this machine, from pyspark's own jars: a master, and workers of one core each.
+
+Theory of operation. Master and workers are Java processes of their own; a worker starts an executor process for each
+application. So tasks run in other processes than the driver's, in another directory, and everything that a task needs
+must travel with it: what ``local[2]`` hides, a cluster shows.
+
+Source: Spark, "Spark Standalone Mode", "Starting a Cluster Manually".
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
-from txmq.testing.processes.java import find_java
+from txmq.testing.processes.broker import free_port
+from txmq.testing.processes.child import ChildProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+JAVA_VERSION_MIN = 17
+
+
+def find_java(user: str, failure: type[TxmqError]) -> str:
+    """The program ``java``: of ``JAVA_HOME`` if that is set, else of the PATH.
+
+    Args:
+        user: the server that needs it, for the error.
+        failure: raised if there is none, or an older one.
+    """
+    java_home = os.environ.get("JAVA_HOME")
+    java = str(Path(java_home) / "bin" / "java") if java_home else shutil.which("java")
+    advice = f"{user} needs Java {JAVA_VERSION_MIN} or later: apt-get install openjdk-17-jre-headless"
+    if java is None:
+        raise failure(f"{advice}; there is no java on the PATH")
+    version = _version_of(java)
+    if not version.isdecimal() or int(version) < JAVA_VERSION_MIN:  # Java 8 calls itself 1.8
+        raise failure(f"{advice}; {java} is version {version}")
+    return java
+
+
+@cache
+def _version_of(java: str) -> str:
+    answer = subprocess.run(  # noqa: S603
+        [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=False
+    )
+    lines = (line.partition("=") for line in answer.stderr.splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == "java.specification.version"), "0")
+
 
 ARCHIVE_TIMEOUT_S = 300.0
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -159,3 +203,92 @@ def _load_classes() -> None:
 
 if __name__ == "__main__":
     _load_classes()
+
+
+START_TIMEOUT_S = 120.0
+_EXECUTOR = b"CoarseGrainedExecutorBackend"
+_HOST = "127.0.0.1"
+_MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+
+
+class SparkClusterError(TxmqError):
+    """The master or a worker ended, or did not serve in time; the text ends with the end of its log."""
+
+
+class _Daemon(ChildProcess):
+    failure = SparkClusterError
+    title = "a process of the Spark cluster"
+
+    def run(self, arguments: list[str], env: Mapping[str, str], ready: str) -> None:
+        # The class path that Spark makes by itself is the only one that its archive of classes is for.
+        self._spawn([str(Path(env["SPARK_HOME"]) / "bin" / "spark-class"), *arguments], env)
+        self._wait_until(lambda: ready in self.logs(), START_TIMEOUT_S)
+
+
+class SparkCluster:
+    """One cluster. Usable as a block: its processes are killed at the end.
+
+    Args:
+        directory: for logs and the executors' work; made here.
+        workers: how many, of one core and 1 GiB each.
+
+    Attributes:
+        master: ``spark://HOST:PORT`` once it is started.
+    """
+
+    def __init__(self, directory: Path | str, workers: int = 2) -> None:
+        self.directory = Path(directory).absolute()
+        self.master = ""
+        self._daemons = [_Daemon(self.directory / f"{name}.log") for name in ("master", *map(str, range(workers)))]
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start the master, then the workers, and wait until all of them are registered.
+
+        Raises:
+            SparkClusterError: one ended, or does not serve in time.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        # pyspark's home has no file RELEASE, by which the workers would know that the jars are in jars/.
+        env = {**os.environ, **(quick := environment()), "SPARK_SCALA_VERSION": "2.13"}
+        env |= {"SPARK_DAEMON_JAVA_OPTS": quick["SPARK_SUBMIT_OPTS"], "SPARK_DAEMON_MEMORY": "256m"}
+        port = free_port(_HOST)
+        self.master = f"spark://{_HOST}:{port}"
+        master, *workers = self._daemons
+        address = ["--host", _HOST, "--webui-port", "0"]
+        master.run([_MASTER, *address, "--port", str(port)], env, "New state: ALIVE")
+        for number, worker in enumerate(workers):
+            work = ["--work-dir", str(self.directory / f"work-{number}"), "--cores", "1", "--memory", "1g"]
+            worker.run([_WORKER, *address, *work, self.master], env, "Successfully registered with master")
+        return self
+
+    @property
+    def daemons(self) -> list[int]:
+        """The processes of the master and the workers that run."""
+        return [daemon.pid for daemon in self._daemons if daemon.pid is not None]
+
+    def executors(self) -> list[int]:
+        """The processes in which tasks run now, one for each worker and application; Linux only."""
+        workers, found = self.daemons, []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent in workers and _EXECUTOR in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+        return found
+
+    def stop(self) -> None:
+        """End all of its processes; executors end with their workers."""
+        for daemon in reversed(self._daemons):
+            daemon.kill()

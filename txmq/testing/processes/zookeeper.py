@@ -30,7 +30,7 @@ from txmq.runtime.build import how_to_install
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import free_port
 from txmq.testing.processes.child import ChildProcess, ServerGroup
-from txmq.testing.processes.java import find_java
+from txmq.testing.processes.spark import find_java
 
 START_TIMEOUT_S = 60.0
 TICK_MS = 200

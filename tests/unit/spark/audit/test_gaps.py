@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.spark.audit.findings import BUCKET_BITS
-from txmq.spark.audit.gaps import GapRun, Hole, between_runs
+from txmq.spark.audit.findings import BUCKET_BITS, GapRun, Hole, between_runs
 
 SIZE = 1 << BUCKET_BITS
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from txmq.spark.audit.drawing import Mark, Series, along_the_log, over_time, time_axis
+from txmq.spark.audit.drawing import TICK_PIXELS_MIN, Mark, Series, along_the_log, over_time, time_axis
 from txmq.spark.audit.figures import BUCKETS_MAX, bucket_seconds
-from txmq.spark.audit.html_report import page
+from txmq.spark.audit.report import iso, page, rounded, verdict
 from txmq.spark.audit.spec import Kind
-from txmq.spark.audit.summary import iso, rounded, verdict
-from txmq.spark.audit.time_axis import TICK_PIXELS_MIN
 
 NOON_MS = 1_767_268_800_000
 

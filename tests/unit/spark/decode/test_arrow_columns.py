@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from txmq.errors import CorruptRecordError, InvalidBatchError
 from txmq.log import batch, large_records, records
 from txmq.model import Message
-from txmq.spark.decode import arrow_columns, chunk, fields, varints
+from txmq.spark.decode import arrow_columns, chunk, fields
 
 TOPIC_ID, NUMBER, TIME_MS = 7, 3, 1_700_000_000_000
 ORIGIN = chunk.Origin("orders.log", "orders", TOPIC_ID, NUMBER)
@@ -272,7 +272,7 @@ def test_varints_of_every_length_are_read_as_one_by_one(values: list[int]) -> No
             encoded.append(rest & 0x7F | 0x80)
             rest >>= 7
         encoded.append(rest)
-    found, ends = varints.read(np.frombuffer(bytes(encoded), np.uint8), np.array(places))
+    found, ends = fields.read_varints(np.frombuffer(bytes(encoded), np.uint8), np.array(places))
     assert found.tolist() == values
     assert ends.tolist() == [*places[1:], len(encoded)]
     assert [large_records.varint(bytes(encoded), at) for at in places] == list(zip(values, ends.tolist(), strict=True))

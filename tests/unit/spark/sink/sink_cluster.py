@@ -19,10 +19,9 @@ from txmq.protocol import answers
 from txmq.protocol.requests import Request
 from txmq.protocol.transaction_parts import parse_parts
 from txmq.runtime import net
-from txmq.spark.sink import query_homes, task
+from txmq.spark.sink import queries, task
 from txmq.spark.sink.options import SinkOptions, parse_options
-from txmq.spark.sink.queries import Attempt
-from txmq.spark.sink.query_homes import Opened
+from txmq.spark.sink.queries import Attempt, Opened
 from txmq.spark.sink.task import Written
 
 
@@ -183,8 +182,8 @@ class Job:
         self.client, self.topic = client, topic
         options = {"bootstrap": "txmq://host:1", "timeout": "5"} | ({"topic": topic} if topic else {})
         self.options: SinkOptions = parse_options(options, is_streaming=False)
-        self.at = Attempt(query, query_homes.new_epoch(client), 0, 0, 0)
-        self.opened: Opened = query_homes.open_query(client, topic, query, self.at.epoch, 0)
+        self.at = Attempt(query, queries.new_epoch(client), 0, 0, 0)
+        self.opened: Opened = queries.open_query(client, topic, query, self.at.epoch, 0)
 
     def write(self, *batches: Any, task_number: int = 0, attempt: int = 0, batch: int = 0) -> Written:
         """One attempt of a task."""
@@ -194,7 +193,7 @@ class Job:
     def commit(self, *written: Written, batch: int = 0) -> None:
         """The driver's commit."""
         winners = [winner for one in written for winner in one.transactions]
-        query_homes.commit(self.client, self.opened.home, self.at._replace(batch=batch), winners)
+        queries.commit(self.client, self.opened.home, self.at._replace(batch=batch), winners)
 
 
 def rows(*places: int, topics: Sequence[str] | None = None) -> Any:

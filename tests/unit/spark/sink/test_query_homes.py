@@ -20,8 +20,8 @@ from txmq.errors import (
 )
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.spark.sink import query_homes
-from txmq.spark.sink.query_homes import Opened, Winner
+from txmq.spark.sink import queries
+from txmq.spark.sink.queries import Opened, Winner
 
 
 def anchored(cluster: SinkCluster, home: int, topic: str | None = "t", query: str = "q") -> Opened:
@@ -29,7 +29,7 @@ def anchored(cluster: SinkCluster, home: int, topic: str | None = "t", query: st
     cluster.anchors[query] = home
     with cluster.client(1) as client:
         client.ping()
-        return query_homes.open_query(client, topic, query, query_homes.new_epoch(client), 0)
+        return queries.open_query(client, topic, query, queries.new_epoch(client), 0)
 
 
 def committed(cluster: SinkCluster) -> list[list[str]]:
@@ -56,8 +56,7 @@ def test_new_query_gets_a_home_of_its_topic(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
         found = {
-            query_homes.open_query(client, "u", f"q{number}", query_homes.new_epoch(client), 0).home
-            for number in range(20)
+            queries.open_query(client, "u", f"q{number}", queries.new_epoch(client), 0).home for number in range(20)
         }
     assert found == {2, 3}
 
@@ -66,8 +65,7 @@ def test_queries_whose_rows_name_topics_are_spread_over_all_homes(cluster: SinkC
     with cluster.client(1) as client:
         client.ping()
         found = {
-            query_homes.open_query(client, None, f"q{number}", query_homes.new_epoch(client), 0).home
-            for number in range(20)
+            queries.open_query(client, None, f"q{number}", queries.new_epoch(client), 0).home for number in range(20)
         }
     assert found == {1, 2, 3}
 
@@ -78,7 +76,7 @@ def test_new_query_passes_over_a_home_that_is_away(cluster: SinkCluster) -> None
         client.routes.all_links()
         cluster.kill(3)
         begun = cluster.clock.now
-        assert query_homes.open_query(client, "t", "q", query_homes.new_epoch(client), 0).home != 3
+        assert queries.open_query(client, "t", "q", queries.new_epoch(client), 0).home != 3
         assert cluster.clock.now - begun < 3.0
 
 
@@ -87,7 +85,7 @@ def test_registry_that_is_away_for_a_while_is_waited_for(cluster: SinkCluster) -
         home.faults["query"] = deque([UnavailableError("the registry does not answer")] * 2)
     with cluster.client(1) as client:
         client.ping()
-        assert query_homes.open_query(client, "t", "q", query_homes.new_epoch(client), 0).standing.newest is None
+        assert queries.open_query(client, "t", "q", queries.new_epoch(client), 0).standing.newest is None
     assert len(set(cluster.anchors.values())) == 1
 
 
@@ -97,7 +95,7 @@ def test_registry_that_stays_away_ends_with_the_time(cluster: SinkCluster) -> No
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(UnavailableError, match="the registry does not answer"):
-            query_homes.new_epoch(client)
+            queries.new_epoch(client)
 
 
 def test_anchor_that_is_away_is_waited_for_and_not_replaced(cluster: SinkCluster) -> None:
@@ -108,7 +106,7 @@ def test_anchor_that_is_away_is_waited_for_and_not_replaced(cluster: SinkCluster
         cluster.kill(2)
         begun = cluster.clock.now
         with pytest.raises(ConnectionLostError):
-            query_homes.open_query(client, "t", "q", query_homes.new_epoch(client), 0)
+            queries.open_query(client, "t", "q", queries.new_epoch(client), 0)
         assert cluster.clock.now - begun >= 5.0
     assert cluster.anchors == {"q": 2}
 
@@ -120,7 +118,7 @@ def test_homes_that_name_each_other_are_not_followed_for_ever(cluster: SinkClust
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(NotOwnerError):
-            query_homes.open_query(client, "t", "q", 1, 0)
+            queries.open_query(client, "t", "q", 1, 0)
 
 
 def test_refusal_that_names_no_home_is_told(cluster: SinkCluster) -> None:
@@ -129,7 +127,7 @@ def test_refusal_that_names_no_home_is_told(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(NotOwnerError, match="not here"):
-            query_homes.open_query(client, "t", "q", 1, 0)
+            queries.open_query(client, "t", "q", 1, 0)
 
 
 def test_anchor_of_which_no_broker_tells_is_waited_for(cluster: SinkCluster) -> None:
@@ -138,16 +136,16 @@ def test_anchor_of_which_no_broker_tells_is_waited_for(cluster: SinkCluster) -> 
         client.ping()
         before = cluster.clock.now
         with pytest.raises(UnavailableError, match=r"no broker tells where home 0{15}5 is"):
-            query_homes.anchor_of(client, 5)
+            queries.anchor_of(client, 5)
         assert cluster.clock.now - before >= 4.9
-        assert query_homes.anchor_of(client, 3).home == 3
+        assert queries.anchor_of(client, 3).home == 3
 
 
 def test_missing_topic_is_told_before_a_query_is_opened(cluster: SinkCluster) -> None:
     with cluster.client(1) as client:
         client.ping()
         with pytest.raises(UnknownTopicError):
-            query_homes.open_query(client, "nosuch", "q", 1, 0)
+            queries.open_query(client, "nosuch", "q", 1, 0)
     assert cluster.anchors == {}
 
 
@@ -281,7 +279,7 @@ def test_branch_that_has_ended_already_is_not_told_again(
 def test_many_branches_are_told_in_order_some_at_once(
     cluster: SinkCluster, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_homes, "TOLD_AT_ONCE", 4)
+    monkeypatch.setattr(queries, "TOLD_AT_ONCE", 4)
     written = [job.write(rows(0, 2), task_number=number) for number in range(10)]
     seen: list[int] = []
 
@@ -318,7 +316,7 @@ def test_lone_broker_is_asked_once_and_its_refusal_is_told(monkeypatch: pytest.M
         made = Job(client)
         lone.homes[1].faults["query"] = deque([UnavailableError("stops")])
         with pytest.raises(UnavailableError, match="stops"):
-            query_homes.commit(client, made.opened.home, made.at, [Winner("0-0-1-1", ())])
+            queries.commit(client, made.opened.home, made.at, [Winner("0-0-1-1", ())])
         lone.homes[1].hold.add("query")
         with pytest.raises(RequestTimeoutError):
-            query_homes.open_query(client, "t", "q", made.at.epoch, 0)
+            queries.open_query(client, "t", "q", made.at.epoch, 0)

@@ -7,8 +7,8 @@ import pytest
 import txmq
 from tests.unit.client.scripted_cluster import ScriptedCluster, scripted_cluster
 from txmq.errors import PartialResultError
+from txmq.spark.source.batch_reader import Reading, read_ranges
 from txmq.spark.source.catalog import Catalog
-from txmq.spark.source.fetch import Reading, read_ranges
 from txmq.spark.source.options import parse
 from txmq.spark.source.ranges import Range
 

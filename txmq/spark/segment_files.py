@@ -1,4 +1,18 @@
-"""Reading segment files without a broker: which bytes of which files, by whom.
+"""The source that reads a data directory without a broker.
+
+Segment files below a directory: which there are, whose they are, in which order they follow.
+
+Layouts that are known, by the directory that is named::
+
+    <data directory>      with log/<topic id>/<partition>/*.log and archive/ likewise
+    <log or archive>      <topic id>/<partition>/*.log
+    <topic id>            <partition>/*.log
+    <partition>           *.log, in a directory whose parent is named by the topic id
+
+Topic id and partition are needed: they are under every batch's placement CRC. A segment that is in both archive/ and
+log/ is taken from the archive: a crash between moving it there and forgetting it may have left a part of it in log/.
+
+Reading segment files without a broker: which bytes of which files, by whom.
 
 What is known committed? A segment file holds only what the journal held before, forced: whole batches in it are
 committed, whatever process died when. What readers may see of them, where the partition ends, and which topic it is,
@@ -10,14 +24,27 @@ only the journal says. So:
   yet. A last segment that ends inside a batch ends before it; anything else that is not whole is damage.
 
 Large segments are cut at batches, found by following the headers.
+
+``spark.read.format("txmq").load(path)``: segment files and archived segments, without a broker.
+
+Theory of operation. The driver plans (``plan``); each task reads its part of one file in steps, through the same
+checks and decoder as what comes from a broker. Executors read the files by the path the driver names: on a cluster
+they need the same file system.
+
+Invariants: exactly the rows planned come out, or an error that names file and position; with ``failOnDataLoss=false``
+a part that is damaged ends before the damage, with a warning.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from txmq.errors import ConfigError, CorruptRecordError, DataLossError, StorageError
 from txmq.log import records
@@ -27,13 +54,94 @@ from txmq.log.verify import whole_batch_follows
 from txmq.model import Storage
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.ports import File
-from txmq.spark.segment_files.layout import ARCHIVE, PartitionId, Segment, segments_below
-from txmq.spark.segment_files.stopped_broker import Folded, fold, is_data_directory, locked
+from txmq.runtime.ports import Disk, File
+from txmq.runtime.threads import processor_count
+from txmq.spark.decode import arrow_columns
+from txmq.spark.decode.chunk import Chunk, Origin, check
 from txmq.spark.source.batch_reader import within
 from txmq.spark.source.catalog import Held, check_offsets, placed
 from txmq.spark.source.options import SourceOptions, Where
 from txmq.spark.source.ranges import Range
+from txmq.spark.stopped_broker import Folded, fold, is_data_directory, locked
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+
+LOG: Final = "log"
+ARCHIVE: Final = "archive"
+_SEGMENT: Final = re.compile(r"([0-9]{20})\.log\Z", re.ASCII)
+PartitionId = tuple[int, int]  # topic id, partition
+
+
+class Segment(NamedTuple):
+    """A segment's file, relative to the root, and its size."""
+
+    path: str
+    base_offset: int
+    size_bytes: int
+
+
+def segments_below(disk: Disk, root: str) -> dict[PartitionId, list[Segment]]:
+    """All segments, by partition, ascending.
+
+    Args:
+        root: the directory's absolute name.
+
+    Raises:
+        ConfigError: nothing below it is laid out as segments are.
+    """
+    found: dict[PartitionId, dict[int, Segment]] = {}
+    for partition_id, directory in _directories(disk, root):
+        for segment in _segments_in(disk, directory):
+            found.setdefault(partition_id, {}).setdefault(segment.base_offset, segment)
+    if not found and not (disk.exists(LOG) or disk.exists("journal")):
+        raise ConfigError(
+            f"option path: no segments below {root}; it must be a broker's data directory, or hold "
+            "<topic id>/<partition>/<base offset>.log as its directories log/ and archive/ do"
+        )
+    return {partition_id: [known[base] for base in sorted(known)] for partition_id, known in sorted(found.items())}
+
+
+def _directories(disk: Disk, root: str) -> Iterator[tuple[PartitionId, str]]:
+    trees = [name for name in (ARCHIVE, LOG) if disk.exists(name)]
+    if trees:
+        for tree in trees:
+            yield from _tree(disk, tree)
+        return
+    names = root.rstrip("/").split("/")
+    own, parent = names[-1], names[-2] if len(names) > 1 else ""
+    if own.isdecimal() and parent.isdecimal() and any(_SEGMENT.match(name) for name in disk.list_directory("")):
+        yield (int(parent), int(own)), ""
+    elif own.isdecimal() and any(list(_segments_in(disk, name)) for name in _numbers(disk, "")):
+        for number in _numbers(disk, ""):
+            yield (int(own), int(number)), number
+    else:
+        yield from _tree(disk, "")
+
+
+def _tree(disk: Disk, directory: str) -> Iterator[tuple[PartitionId, str]]:
+    for topic in _numbers(disk, directory):
+        below = f"{directory}/{topic}" if directory else topic
+        for number in _numbers(disk, below):
+            yield (int(topic), int(number)), f"{below}/{number}"
+
+
+def _numbers(disk: Disk, directory: str) -> list[str]:
+    return [name for name in disk.list_directory(directory) if name.isascii() and name.isdecimal()]
+
+
+def _segments_in(disk: Disk, directory: str) -> Iterator[Segment]:
+    for name in disk.list_directory(directory):
+        match = _SEGMENT.match(name)
+        if match is not None:
+            path = f"{directory}/{name}" if directory else name
+            file = disk.open(path, writable=False)
+            try:
+                yield Segment(path, int(match[1]), file.size())
+            finally:
+                file.close()
+
 
 _UNEVEN: Final = 1.25  # a segment that is larger than a task's share by less is not cut
 
@@ -353,3 +461,103 @@ def batches_of(file: File, partition_id: PartitionId, end_position: int) -> Iter
             return
         yield Batch(position, size, base, count, max_ms)
         position += size
+
+
+STEP_SIZE_BYTES: Final = 8 << 20
+_SCHEME: Final = "file:"
+
+
+class FilePartition(InputPartition):  # type: ignore[misc]
+    """The part of one Spark task."""
+
+    def __init__(self, tasks: tuple[FileTask, ...]) -> None:
+        super().__init__(tasks)
+        self.tasks = tasks
+
+
+class PathReader(DataSourceReader):  # type: ignore[misc]
+    """See the module's docstring."""
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self._options, self._columns = options, columns
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan."""
+        root = _root(self._options.path or "")
+        planned = plan(self._options, root, self._options.tasks_min or processor_count())
+        return [FilePartition(tasks) for tasks in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """In a task: the rows of one part. Spark asks for one part without a value if there is nothing to read."""
+        for task in partition.tasks if isinstance(partition, FilePartition) else ():
+            try:
+                yield from FileReader(task, self._columns).rows()
+            except (CorruptRecordError, DataLossError) as error:
+                if self._options.fails_on_loss:
+                    raise
+                get_logger().warning("what follows in this part of a segment is passed over", text=str(error))
+
+
+def _root(path: str) -> str:
+    if path.startswith(_SCHEME):
+        path = "/" + path.removeprefix(_SCHEME).lstrip("/")
+    elif "://" in path:
+        raise ConfigError(f"option path = {path!r}: a directory of a file system that all executors have")
+    root = Path(path).absolute()
+    if not root.is_dir():  # look for it before it is opened: a Disk makes its directory
+        raise ConfigError(f"option path = {path!r}: no such directory")
+    return str(root)
+
+
+class FileReader:
+    """One part of a file; rows below ``_given`` were given out."""
+
+    def __init__(self, task: FileTask, names: tuple[str, ...]) -> None:
+        self._task, self._names, self._given = task, names, task.start
+        self._origin = Origin(f"{task.root}/{task.path}", task.topic, *task.partition_id)
+
+    def rows(self) -> Iterator[RecordBatch]:
+        """The rows.
+
+        Raises:
+            CorruptRecordError: names file and position; what is before it was given out.
+            DataLossError: the file is gone.
+        """
+        disk = OSDisk(self._task.root)
+        try:
+            file = disk.open(self._task.path, writable=False)
+        except FileNotFoundError as error:
+            raise DataLossError(f"{self._origin.path} is gone since the query was planned") from error
+        finally:
+            disk.close()
+        try:
+            yield from self._steps(file)
+        finally:
+            file.close()
+
+    def _steps(self, file: File) -> Iterator[RecordBatch]:
+        task = self._task
+        position, offset, size = task.position, task.offset, STEP_SIZE_BYTES
+        while offset < task.end:
+            content = file.pread(min(size, task.end_position - position), position)
+            chunk = check(content, self._origin, offset, position=position)
+            try:
+                yield from self._given_out(chunk, task.end)
+            except CorruptRecordError as error:
+                sound = check(content[: error.position - position], self._origin, offset, position=position)
+                yield from self._given_out(sound, task.end)
+                raise
+            if chunk.damage is not None:
+                raise chunk.damage
+            position, offset = position + chunk.size_bytes, chunk.next_offset or offset
+            size = STEP_SIZE_BYTES
+            if not chunk.size_bytes:
+                if not len(content) < chunk.wanted_bytes <= task.end_position - position:
+                    text = f"ends at offset {offset}, {task.end} was to follow"
+                    raise CorruptRecordError(self._origin.path, position, text)
+                size = chunk.wanted_bytes
+
+    def _given_out(self, chunk: Chunk, end: int) -> Iterator[RecordBatch]:
+        for rows in arrow_columns.decode(chunk, self._names, self._given, end):
+            self._given += rows.num_rows
+            yield rows

@@ -1,1 +1,0 @@
-"""The source that reads a data directory without a broker."""
