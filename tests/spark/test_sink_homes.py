@@ -96,8 +96,8 @@ def test_batch_stream_source_and_audit_over_both_homes(
     read = spark.read.format("txmq").options(bootstrap=cluster.registry, topic="copies").load()
     assert {int(row["key"]) for row in read.select("key").collect()} == set(range(ROWS))
     assert _missing(spark, cluster, client, tmp_path / "orders.db") == [str(ROWS)]
-    queries = [row for link in client.routes.links() for row in Queries(link).list()]
-    assert (len(queries), sum(row["prepared"] for row in queries)) == (2, 0)
+    rows = [row for link in client.routes.links() for row in Queries(link).list()]
+    assert (len(rows), sum(row["prepared"] for row in rows)) == (2, 0)
     eventually(lambda: client.transactions.list() == [], "nothing is in doubt")
 
 

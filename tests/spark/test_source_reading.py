@@ -20,7 +20,7 @@ import txmq
 from tests.older_copy import older_copy
 from txmq.errors import ConfigError, ConnectionLostError, DataLossError, InvalidBatchError, UnknownTopicError
 from txmq.log import records
-from txmq.spark.source import batch_reader as source_fetch
+from txmq.spark.source import batch_reader
 from txmq.spark.source.batch_reader import Reading, plan, read_ranges, tasks
 from txmq.spark.source.options import parse
 from txmq.spark.source.ranges import Range
@@ -209,8 +209,8 @@ def test_unread_deleted_topic_is_error_and_its_successor_never_read(
 def test_broker_that_is_killed_and_comes_back_costs_no_row(
     broker: BrokerProcess, client: txmq.Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_fetch, "ANSWER_SIZE_BYTES", 4096)
-    monkeypatch.setattr(source_fetch, "ROWS_GATHERED", 100)
+    monkeypatch.setattr(batch_reader, "ANSWER_SIZE_BYTES", 4096)
+    monkeypatch.setattr(batch_reader, "ROWS_GATHERED", 100)
     fill(client, topic, 2000)
     task = planned(broker, topic)[0]
     batches = read_ranges([task], reading(broker))
@@ -221,8 +221,8 @@ def test_broker_that_is_killed_and_comes_back_costs_no_row(
 
 
 def test_broker_that_stays_away_ends_reading_with_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_fetch, "ANSWER_SIZE_BYTES", 4096)
-    monkeypatch.setattr(source_fetch, "ROWS_GATHERED", 100)
+    monkeypatch.setattr(batch_reader, "ANSWER_SIZE_BYTES", 4096)
+    monkeypatch.setattr(batch_reader, "ROWS_GATHERED", 100)
     with BrokerProcess(tmp_path / "data") as broker, txmq.connect(broker.address) as client:
         client.topics.create("orders")
         fill(client, "orders", 2000)

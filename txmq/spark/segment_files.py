@@ -1,6 +1,9 @@
-"""The source that reads a data directory without a broker.
+"""``spark.read.format("txmq").load(path)``: segment files and archived segments, without a broker.
 
-Segment files below a directory: which there are, whose they are, in which order they follow.
+Theory of operation. The driver plans which bytes of which files each task reads; a task reads its part of one file in
+steps, through the same checks and decoder as what comes from a broker. Large segments are cut at batches, found by
+following the headers. Executors read the files by the path the driver names: on a cluster they need the same file
+system.
 
 Layouts that are known, by the directory that is named::
 
@@ -12,8 +15,6 @@ Layouts that are known, by the directory that is named::
 Topic id and partition are needed: they are under every batch's placement CRC. A segment that is in both archive/ and
 log/ is taken from the archive: a crash between moving it there and forgetting it may have left a part of it in log/.
 
-Reading segment files without a broker: which bytes of which files, by whom.
-
 What is known committed? A segment file holds only what the journal held before, forced: whole batches in it are
 committed, whatever process died when. What readers may see of them, where the partition ends, and which topic it is,
 only the journal says. So:
@@ -22,14 +23,6 @@ only the journal says. So:
   file ends before it, the rest is only in the journal; that is an error, or a warning (``failOnDataLoss=false``).
 * in a copy of segments alone, all whole batches are given out, also of an XA decision whose rows are not all committed
   yet. A last segment that ends inside a batch ends before it; anything else that is not whole is damage.
-
-Large segments are cut at batches, found by following the headers.
-
-``spark.read.format("txmq").load(path)``: segment files and archived segments, without a broker.
-
-Theory of operation. The driver plans (``plan``); each task reads its part of one file in steps, through the same
-checks and decoder as what comes from a broker. Executors read the files by the path the driver names: on a cluster
-they need the same file system.
 
 Invariants: exactly the rows planned come out, or an error that names file and position; with ``failOnDataLoss=false``
 a part that is damaged ends before the damage, with a warning.
@@ -72,6 +65,12 @@ LOG: Final = "log"
 ARCHIVE: Final = "archive"
 _SEGMENT: Final = re.compile(r"([0-9]{20})\.log\Z", re.ASCII)
 PartitionId = tuple[int, int]  # topic id, partition
+_UNEVEN: Final = 1.25  # a segment that is larger than a task's share by less is not cut
+STEP_SIZE_BYTES: Final = 8 << 20
+_SCHEME: Final = "file:"
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
 
 
 class Segment(NamedTuple):
@@ -143,7 +142,7 @@ def _segments_in(disk: Disk, directory: str) -> Iterator[Segment]:
                 file.close()
 
 
-_UNEVEN: Final = 1.25  # a segment that is larger than a task's share by less is not cut
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,8 +462,7 @@ def batches_of(file: File, partition_id: PartitionId, end_position: int) -> Iter
         position += size
 
 
-STEP_SIZE_BYTES: Final = 8 << 20
-_SCHEME: Final = "file:"
+# --- a task reads -----------------------------------------------------------------------------------------------------
 
 
 class FilePartition(InputPartition):  # type: ignore[misc]

@@ -1,28 +1,24 @@
-"""The audit of a binlog sync: the row changes of the binlog against the messages of a topic, one to one.
+"""The audits of a binlog sync: its row changes, or a table's rows, against the messages of a topic, one to one.
 
-Theory of operation. The binlog is read again, apart from the reader (``binlog_rows``), from where both sides have
-everything up to what the reader has published: its newest position is taken first, then the ends of the log. A message
-of a change between the two is held against the change of its GTID, number and operation; all others are partners of
-nothing, and never a finding. The audit itself is that of rows and messages (``audit``): a row is a row change.
+Theory of operation, of row changes (``BinlogAudit``). The binlog is read again, apart from the reader
+(``binlog_rows``), from where both sides have everything up to what the reader has published: its newest position is
+taken first, then the ends of the log. A message of a change between the two is held against the change of its GTID,
+number and operation; all others are partners of nothing, and never a finding. The audit itself is that of rows and
+messages (``audit``): a row is a row change.
 
 The window begins after the first snapshot, which passes changes over, after what retention has removed from the
 topic, and after what the server has purged. Changes of an XA transaction count if XA COMMIT lies in the window, with
 their prepare.
 
+Of a table's rows (``BinlogTableAudit``). Each is held against the last event of its key: what the events lead to is
+there. The reader's newest position is taken, then the rows are read in one consistent read, then the reader is waited
+for until it has published what the binlog held by then, then the log is read. A key that has an event after the first
+position is on its way, and not judged. For every other key the row is the last event's, or there is neither. If the
+table was altered since, the columns are compared that the row and the event both have: ALTER makes no events of the
+rows that it fills or converts. TRUNCATE and DROP end the rows of their partition. An XA transaction that was prepared
+at the first position is on its way as well.
+
 Invariant: nothing that the reader has written is believed but its positions, and of those only how far it is.
-
-What the audits of a binlog sync begin with.
-
-The audit of a table's rows against the last event of each key in its topic: what the events lead to is there.
-
-Theory of operation. The reader's newest position is taken, then the rows are read in one consistent read, then the
-reader is waited for until it has published what the binlog held by then, then the log is read. A key that has an event
-after the first position is on its way, and not judged. For every other key the row is the last event's, or there is
-neither. If the table was altered since, the columns are compared that the row and the event both have: ALTER makes no
-events of the rows that it fills or converts.
-
-TRUNCATE and DROP end the rows of their partition. An XA transaction that was prepared at the first position is on its
-way as well.
 """
 
 from __future__ import annotations
@@ -58,6 +54,20 @@ from txmq.spark.audit.topic import Notes, TopicAudit, ignore
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+_MATCH = ("gtid = json:$.source.gtid", "row = json:$.source.row", "op = json:$.op")
+_COMPARE = (
+    "key = key", "db = json:$.source.db", "table = json:$.source.table", "schema = json:$.source.schema",
+    "before = json:$.before", "after = json:$.after",
+)  # fmt: skip
+_ROW_OPS = ("c", "u", "d")
+LOOK_AGAIN_S = 0.2
+_TORN = "a change without its message is missing, whatever else its transaction has"
+UNORDERED = "the settings of publish leave a key's changes in no order"
+Gtids = MariadbGtids | MysqlGtids
+_UNMADE = dict.fromkeys((Kind.DUPLICATE, Kind.TORN, Kind.GAP, Kind.OUT_OF_ORDER), "the last event of each key counts")
+_MOVING = "keys that have changed since the audit began"
+_ALTERED = "rows whose last event is from before an ALTER: only the columns that both have were compared"
+_REMOVED = "retention has removed messages of the topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +95,7 @@ class SyncAudit:
         return TopicAudit(self.spark, self.client, self.bootstrap, no_rows, spec, clock=self.clock)
 
 
-_MATCH = ("gtid = json:$.source.gtid", "row = json:$.source.row", "op = json:$.op")
-_COMPARE = (
-    "key = key", "db = json:$.source.db", "table = json:$.source.table", "schema = json:$.source.schema",
-    "before = json:$.before", "after = json:$.after",
-)  # fmt: skip
-_ROW_OPS = ("c", "u", "d")
-LOOK_AGAIN_S = 0.2
-_TORN = "a change without its message is missing, whatever else its transaction has"
-UNORDERED = "the settings of publish leave a key's changes in no order"
-Gtids = MariadbGtids | MysqlGtids
+# --- row changes ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,10 +326,7 @@ def _joined(one: Gtids, other: Gtids) -> Gtids:
     })  # fmt: skip
 
 
-_UNMADE = dict.fromkeys((Kind.DUPLICATE, Kind.TORN, Kind.GAP, Kind.OUT_OF_ORDER), "the last event of each key counts")
-_MOVING = "keys that have changed since the audit began"
-_ALTERED = "rows whose last event is from before an ALTER: only the columns that both have were compared"
-_REMOVED = "retention has removed messages of the topic"
+# --- rows of a table --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

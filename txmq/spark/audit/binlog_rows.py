@@ -1,18 +1,14 @@
-"""The row changes of a binlog as Spark reads them: one line for each message that the reader makes of them.
+"""The rows of a binlog sync as Spark reads them: row changes from the binlog, or what a table holds now.
 
-Theory of operation. A stretch of the binlog lies between two sets of GTIDs, about one for each file. An executor reads
-one as a replica of its own, with the reader's decoder and encoder, and without what follows them: no publisher, no
-broker. A prepared XA transaction's changes have its ``xid``, and so has the line that ends it (``XA_COMMIT``).
+Theory of operation. Of the binlog there is one line for each message that the reader makes of it. A stretch of it lies
+between two sets of GTIDs, about one for each file. An executor reads one as a replica of its own, with the reader's
+decoder and encoder, and without what follows them: no publisher, no broker. A prepared XA transaction's changes have
+its ``xid``, and so has the line that ends it (``XA_COMMIT``). Columns: ``gtid``, ``op``, ``xid``, ``place`` (file and
+byte, in the order of the binlog), ``key`` and ``event`` (of the message).
 
-Columns: ``gtid``, ``op``, ``xid``, ``place`` (file and byte, in the order of the binlog), ``key`` and ``event`` (of the
-message).
-
-The rows that a table of a binlog sync has now, as Spark reads them: each as the event that a snapshot makes of it.
-
-The database converts the values itself (``txmq.binlog.snapshot``), so that nothing of the binlog's decoder has part in
-them. One consistent read, by one executor.
-
-Columns: ``key`` and ``event``.
+Of a table there is one line for each row: the event that a snapshot makes of it. The database converts the values
+itself (``txmq.binlog.consistent_read``), so that nothing of the binlog's decoder has part in them. One consistent read,
+by one executor. Columns: ``key`` and ``event``.
 """
 
 from __future__ import annotations
@@ -57,6 +53,8 @@ _SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 _Line = tuple[str, str, str | None, str, str | None, str | None]
+TABLE_FORMAT = "txmq-binlog-table"
+_TABLE_SCHEMA = pa.schema([("key", pa.string()), ("event", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -198,8 +196,7 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-TABLE_FORMAT = "txmq-binlog-table"
-_TABLE_SCHEMA = pa.schema([("key", pa.string()), ("event", pa.string())])
+# --- the rows of a table ----------------------------------------------------------------------------------------------
 
 
 class TableRows(DataSource):  # type: ignore[misc]  # Any: mypy does not look into pyspark

@@ -1,11 +1,10 @@
 """Three drawings of an audit, as inline SVG: amounts over time, latencies over time, findings along the log.
 
+Theory of operation. A shop that is busy for two minutes a day would be two spikes in a day of nothing. So idle
+stretches are cut out of the time axis: one that is long compared with all that happened is drawn as a narrow break that
+says how long it was. Ticks are round times, and all different.
+
 Pure functions from numbers to text. Colours are CSS variables of the page, so that light and dark both work.
-
-The time axis of an audit's drawings: idle stretches are cut out, ticks are round times and all different.
-
-A shop that is busy for two minutes a day would be two spikes in a day of nothing. A stretch without anything that is
-long compared with all that happened is drawn as a narrow break that says how long it was.
 """
 
 from __future__ import annotations
@@ -22,6 +21,13 @@ IDLE_SHARE = 0.2  # of the time in which something happened: a longer stretch is
 IDLE_STEPS_MIN = 3
 TICK_PIXELS_MIN = 90.0
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+WIDTH, LEFT, RIGHT = 960, 76, 16
+PLOT = WIDTH - LEFT - RIGHT
+TOP, HEIGHT, AXIS = 10, 170, 24
+BAND = 18  # of one line of marks, or one partition
+BANDS_BELOW = 6
+JOIN = 0.5  # pixels: two buckets that are no further apart stand side by side
+Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +129,7 @@ def _duration(ms: float) -> str:
     return f"{seconds} s"
 
 
-WIDTH, LEFT, RIGHT = 960, 76, 16
-PLOT = WIDTH - LEFT - RIGHT
-TOP, HEIGHT, AXIS = 10, 170, 24
-BAND = 18  # of one line of marks, or one partition
-BANDS_BELOW = 6
-JOIN = 0.5  # pixels: two buckets that are no further apart stand side by side
-
-Scale = Callable[[float], float]
+# --- the drawings -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Findings, read from the pairs of ``match``.
+"""Findings, read from the pairs of ``match``, and holes in what was read.
 
 Theory of operation. *Candidates* are the lines without partner that lie in the window; there are few unless everything
 is wrong. They become findings only after what could excuse them was asked: rows outside the window (a message whose
@@ -8,11 +8,10 @@ other messages of the row's transaction (then the transaction is *torn*). The re
 One fault is one finding: a message that stands as duplicate does not count for the order of its key; the rows that a
 torn transaction lacks are in its finding, not missing too.
 
-Holes in what was read: offsets of a partition that cannot be read, though the log says that they exist.
-
-Theory of operation. Offsets have no holes (P2 of docs/promises.md), so a run of 65,536 offsets is whole when count,
-first and last fit and the offsets add up. Spark counts the runs; the driver compares them with the ranges that should
-have been read. Only runs that do not add up are looked at offset by offset.
+A *hole* is made of offsets of a partition that cannot be read, though the log says that they exist. Offsets have no
+holes (P2 of docs/promises.md), so a run of 65,536 offsets is whole when count, first and last fit and the offsets add
+up. Spark counts the runs; the driver compares them with the ranges that should have been read. Only runs that do not
+add up are looked at offset by offset.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ SCHEMA = (
 )
 BUCKET_BITS = 16  # offsets are counted in runs of 65,536
 IDENTITIES_NAMED = 5  # in the text of a torn transaction
+HOLES_MAX = 10_000  # findings; more of them say nothing more
+Ranges = Mapping[int, tuple[int, int]]  # by partition: first offset, and the one after the last
 
 
 def candidates(pairs: DataFrame) -> DataFrame:
@@ -241,9 +242,7 @@ def _text(key: Column) -> Column:
     return F.coalesce(F.try_validate_utf8(key.cast("string")), F.concat(F.lit("0x"), F.hex(key)))
 
 
-HOLES_MAX = 10_000  # findings; more of them say nothing more
-
-Ranges = Mapping[int, tuple[int, int]]  # by partition: first offset, and the one after the last
+# --- holes ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

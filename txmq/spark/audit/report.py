@@ -1,10 +1,8 @@
-"""An audit's result as one JSON object: for programs, for the terminal, and what the page is drawn from.
+"""What an audit leaves: a dataset of all findings, one JSON object, and one self-contained page.
 
-One self-contained page of an audit: the verdict, a tile for each check, where and when, and the findings.
-
-No script, nothing loaded from anywhere; opens from the disk, in light and dark. Made from the summary alone.
-
-Writes the result of an audit: a dataset of all findings, one JSON object, one page.
+The object, or *summary*, is for programs and for the terminal, and the page is made of it alone: the verdict, a tile
+for each check, where and when, and the findings. The page has no script and loads nothing from anywhere; it opens from
+the disk, in light and dark.
 """
 
 from __future__ import annotations
@@ -37,6 +35,53 @@ MEANING: Mapping[Kind, str] = {
     Kind.TORN: "transactions of which a part is not visible",
     Kind.IN_DOUBT: "transactions that wait for their outcome, or of which a home was given up",
 }
+PARTITIONS_DRAWN_MAX = 48
+CELL_LENGTH = 48  # what is longer is broken
+# What was found first: the rest of a wide table is out of sight on a small screen.
+_COLUMNS = ("detail", "identity", "partition", "offset", "key", "txid", "row_time", "message_time")
+_NAMES = ("what", "identity", "partition", "offset", "key", "transaction", "row", "message")
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2530; --faint: #5d6975; --paper: #fff; --line: #dde3e9; --tile: #f5f7f9;
+  --rows: #9bbcf0; --messages: #1f55b5; --p99: #b06a12; --bad: #b8243f; --badpaper: #fdf0f2; --good: #1a7046;
+  --goodpaper: #eef8f2; --log: #c3ccd5; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --faint: #9aa7b4; --paper: #14181d; --line: #2c343d;
+  --tile: #1b2127; --rows: #35558a; --messages: #86b4fa; --p99: #e6b465; --bad: #ff7d94; --badpaper: #331a20;
+  --good: #62cd98; --goodpaper: #16291f; --log: #46515c; } }
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
+  max-width: 1000px; padding: 0 1rem; }
+h1 { font-size: 1.1rem; margin: 0; color: var(--faint); font-weight: 600; }
+h2 { font-size: 1.1rem; margin: 2rem 0 0; } p { margin: .2rem 0 .6rem; color: var(--faint); }
+.verdict { font-size: 1.45rem; line-height: 1.3; font-weight: 650; padding: .9rem 1.1rem; margin: .6rem 0 1rem;
+  border-radius: 8px; border-left: 8px solid; }
+.verdict.good { color: var(--good); background: var(--goodpaper); } .verdict.bad { color: var(--bad);
+  background: var(--badpaper); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(182px, 1fr)); gap: .6rem; }
+.tile { background: var(--tile); border-radius: 8px; padding: .6rem .8rem; border-top: 4px solid var(--line); }
+.tile b { display: block; font-size: 1.5rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
+.tile span { font-weight: 600; } .tile small { display: block; color: var(--faint); }
+.tile.good { border-color: var(--good); } .tile.good b { color: var(--good); }
+.tile.bad { border-color: var(--bad); background: var(--badpaper); } .tile.bad b { color: var(--bad); }
+.tile.none b { color: var(--faint); }
+svg { width: 100%; min-width: 640px; height: auto; display: block; }
+text { font: 13px system-ui, sans-serif; fill: var(--ink); }
+.tick { fill: var(--faint); font-size: 12px; } .band { text-anchor: end; fill: var(--faint); font-size: 11px; }
+.start { text-anchor: start; } .middle { text-anchor: middle; } .end { text-anchor: end; }
+.axis { stroke: var(--line); } .line { fill: none; stroke-width: 2; } .rows.area { fill: var(--rows); }
+.messages.line { stroke: var(--messages); } .p99.line { stroke: var(--p99); }
+.break { stroke: var(--faint); stroke-dasharray: 2 4; }
+.idle { text-anchor: middle; fill: var(--faint); font-size: 11px; }
+.found { fill: var(--bad); } .log { fill: var(--log); }
+.key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: .8rem; height: .8rem;
+  margin-right: .35rem; border-radius: 2px; vertical-align: -1px; }
+div.wide { overflow-x: auto; }
+@media (max-width: 640px) { body { margin: 1rem auto; } .verdict { font-size: 1.15rem; } }
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th { text-align: left; }
+td, th { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
+  white-space: nowrap; } td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
+td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+"""
+DATASET, OBJECT, PAGE = "findings", "audit.json", "audit.html"
 
 
 def summary_of(result: AuditResult, facts: Mapping[str, object]) -> Summary:
@@ -116,52 +161,7 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-PARTITIONS_DRAWN_MAX = 48
-CELL_LENGTH = 48  # what is longer is broken
-# What was found first: the rest of a wide table is out of sight on a small screen.
-_COLUMNS = ("detail", "identity", "partition", "offset", "key", "txid", "row_time", "message_time")
-_NAMES = ("what", "identity", "partition", "offset", "key", "transaction", "row", "message")
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2530; --faint: #5d6975; --paper: #fff; --line: #dde3e9; --tile: #f5f7f9;
-  --rows: #9bbcf0; --messages: #1f55b5; --p99: #b06a12; --bad: #b8243f; --badpaper: #fdf0f2; --good: #1a7046;
-  --goodpaper: #eef8f2; --log: #c3ccd5; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --faint: #9aa7b4; --paper: #14181d; --line: #2c343d;
-  --tile: #1b2127; --rows: #35558a; --messages: #86b4fa; --p99: #e6b465; --bad: #ff7d94; --badpaper: #331a20;
-  --good: #62cd98; --goodpaper: #16291f; --log: #46515c; } }
-body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-  max-width: 1000px; padding: 0 1rem; }
-h1 { font-size: 1.1rem; margin: 0; color: var(--faint); font-weight: 600; }
-h2 { font-size: 1.1rem; margin: 2rem 0 0; } p { margin: .2rem 0 .6rem; color: var(--faint); }
-.verdict { font-size: 1.45rem; line-height: 1.3; font-weight: 650; padding: .9rem 1.1rem; margin: .6rem 0 1rem;
-  border-radius: 8px; border-left: 8px solid; }
-.verdict.good { color: var(--good); background: var(--goodpaper); } .verdict.bad { color: var(--bad);
-  background: var(--badpaper); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(182px, 1fr)); gap: .6rem; }
-.tile { background: var(--tile); border-radius: 8px; padding: .6rem .8rem; border-top: 4px solid var(--line); }
-.tile b { display: block; font-size: 1.5rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
-.tile span { font-weight: 600; } .tile small { display: block; color: var(--faint); }
-.tile.good { border-color: var(--good); } .tile.good b { color: var(--good); }
-.tile.bad { border-color: var(--bad); background: var(--badpaper); } .tile.bad b { color: var(--bad); }
-.tile.none b { color: var(--faint); }
-svg { width: 100%; min-width: 640px; height: auto; display: block; }
-text { font: 13px system-ui, sans-serif; fill: var(--ink); }
-.tick { fill: var(--faint); font-size: 12px; } .band { text-anchor: end; fill: var(--faint); font-size: 11px; }
-.start { text-anchor: start; } .middle { text-anchor: middle; } .end { text-anchor: end; }
-.axis { stroke: var(--line); } .line { fill: none; stroke-width: 2; } .rows.area { fill: var(--rows); }
-.messages.line { stroke: var(--messages); } .p99.line { stroke: var(--p99); }
-.break { stroke: var(--faint); stroke-dasharray: 2 4; }
-.idle { text-anchor: middle; fill: var(--faint); font-size: 11px; }
-.found { fill: var(--bad); } .log { fill: var(--log); }
-.key span { display: inline-block; margin-right: 1.2rem; } .key i { display: inline-block; width: .8rem; height: .8rem;
-  margin-right: .35rem; border-radius: 2px; vertical-align: -1px; }
-div.wide { overflow-x: auto; }
-@media (max-width: 640px) { body { margin: 1rem auto; } .verdict { font-size: 1.15rem; } }
-table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th { text-align: left; }
-td, th { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
-  white-space: nowrap; } td.long { white-space: normal; overflow-wrap: anywhere; min-width: 14rem; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-"""
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 def page(summary: Summary) -> str:
@@ -338,7 +338,7 @@ def _position(line: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {line[name]}" for name in names) + f": {line.get('detail', '')}"
 
 
-DATASET, OBJECT, PAGE = "findings", "audit.json", "audit.html"
+# --- on disk ----------------------------------------------------------------------------------------------------------
 
 
 def save(result: AuditResult, summary: Summary, directory: Path, dataset: str | None = None) -> Summary:

@@ -1,4 +1,4 @@
-"""Record batches as Arrow columns: the vectorised decoder of everything that Spark reads.
+"""Record batches as Arrow columns: the vectorised decoder of everything that Spark reads, and the columns there are.
 
 Theory of operation. ``chunk`` checks batches, ``fields`` finds where each field of each record lies; here the columns
 are made of it. Keys and values are one Arrow array over the raw buffer, whose offsets are key start, key end, value
@@ -8,13 +8,11 @@ A transaction's id stands on the first record of each of its batches (header ``t
 rows; it is not among the headers that are given out. A time of -1 ("none") is null, and so are the headers of a record
 that has none, as in Spark's Kafka source.
 
-Invariants: rows come in order of their offsets, without a hole; all of a piece is checked before any row of it is given
-out, also rows that are cut off; a record batch holds ``ROWS_MAX`` rows at most.
-
-The columns of a source as Spark sees them: which there are, and which of them a reader makes.
-
 Spark tells a Python source neither which columns a query uses nor which it aggregates, so everything declared is made
 and shipped. ``columns`` (an option) and ``.schema(...)`` declare less.
+
+Invariants: rows come in order of their offsets, without a hole; all of a piece is checked before any row of it is given
+out, also rows that are cut off; a record batch holds ``ROWS_MAX`` rows at most.
 """
 
 from __future__ import annotations
@@ -47,6 +45,7 @@ TYPES: Final[dict[str, Any]] = {
     "txid": pa.string(),
 }
 """Every column there is, by name, in order."""
+_HEADERS: Final = "headers"
 
 
 def decode(chunk: Chunk, columns: Sequence[str], start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -185,7 +184,7 @@ def _take(pairs: pa.Array, which: int, span: Span) -> pa.Array:
     return pairs.take(pa.array(chosen, mask=is_null))
 
 
-_HEADERS: Final = "headers"
+# --- the columns as Spark sees them -----------------------------------------------------------------------------------
 
 
 def _spark_types() -> dict[str, DataType]:

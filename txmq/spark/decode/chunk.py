@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from txmq.errors import CorruptRecordError, InvalidBatchError
 from txmq.log import compression
@@ -40,7 +41,9 @@ from txmq.log.batch import (
     place_checksum,
 )
 from txmq.runtime.ports import Buffer
-from txmq.spark.decode.fields import Bytes, Ints
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 PIECE_SIZE_BYTES: Final = 32 << 20
 _FIELDS: Final = np.dtype(

@@ -3,27 +3,21 @@
 Theory of operation. A record begins with its length: where the next one begins is known only by following the chain.
 The chains of all batches are followed in lockstep: step n finds the n-th record of every batch that has one. Where
 fewer than ``LOCKSTEP_MIN`` batches are left a plain loop is faster; the same loop takes batches with a record of 8 KiB
-or more, whose length has more than two bytes: bytes outnumber records there. Once the starts are known, fields are read_varints
+or more, whose length has more than two bytes: bytes outnumber records there. Once the starts are known, fields are read
 for all records at once; headers in lockstep again, the n-th header of every record that has one.
+
+Fields are zigzag varints, read by the hundred thousand. One of one or two bytes (-8192 to 8191: nearly all there are)
+is looked up in a table by the 16 bits that begin at it; one table entry is value and size. Longer ones are put together
+byte by byte, for all of them at once. ``large_records.varint`` is the same for a single one, in plain Python.
 
 Invariants:
     * a record that does not end where its length says, or does not fill its batch's section together with the others,
       is an error: whatever is given out lies inside its record;
-    * steps are bounded by counts that fit in the bytes; nothing is allocated by what a field claims.
-
-Source: Apache Kafka protocol guide, "Record".
-
-Zigzag varints by the hundred thousand: what ``arrow_columns`` reads records with.
-
-Theory of operation. A varint of one or two bytes (-8192 to 8191: nearly all there are) is looked up in a table by the
-16 bits that begin at it; one table entry is value and size. Longer ones are put together byte by byte, for all of them
-at once. ``large_records.varint`` is the same for a single one, in plain Python.
-
-Invariants:
-    * positions may be anything: what lies outside the buffer is read_varints as its first or last byte, and never crashes;
+    * steps are bounded by counts that fit in the bytes; nothing is allocated by what a field claims;
+    * positions may be anything: what lies outside the buffer is read as its first or last byte, and never crashes;
     * a varint of more than ten bytes has ``NOWHERE`` as its end, which no check of bounds lets pass.
 
-Source: Protocol Buffers, "Encoding"; Apache Kafka protocol guide, "Record".
+Source: Apache Kafka protocol guide, "Record"; Protocol Buffers, "Encoding".
 """
 
 from __future__ import annotations
@@ -35,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from txmq.log.large_records import NOWHERE, varint
-from txmq.spark.decode.chunk import Piece
-
-Ints = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
+from txmq.spark.decode.chunk import Bytes, Ints, Piece
 
 _SIZE_BYTES_MAX: Final = 10
 _SIZE_BITS: Final = 2
+LOCKSTEP_MIN: Final = 64
+_HEADER_SIZE_MIN: Final = 2  # of a record's header: two varints
+Flags = NDArray[np.bool_]
 
 
 def _table() -> NDArray[np.int32]:
@@ -95,10 +89,7 @@ def _read_longer(raw: Bytes, at: Ints) -> tuple[Ints, Ints]:
     return values, ends
 
 
-LOCKSTEP_MIN: Final = 64
-_HEADER_SIZE_MIN: Final = 2  # of a record's header: two varints
-
-Flags = NDArray[np.bool_]
+# --- records and their fields -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

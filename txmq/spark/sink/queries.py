@@ -1,20 +1,17 @@
-"""Batches that many writers prepare in parts and one driver decides, each exactly once (verb ``query``).
+"""Queries: batches that many writers prepare in parts and one driver decides, each exactly once (verb ``query``).
 
-A driver draws an ``epoch`` when it starts, before its first batch. Every writer opens the query with it, prepares its
-parts (``prepare_part``), and hands their ids to the driver, whose one ``commit`` makes the winners visible. What a
-driver left is rolled back when a later one opens the query.
+Theory of operation. A driver draws an ``epoch`` when it starts, before its first batch. Every writer opens the query
+with it, prepares its parts (``prepare_part``), and hands their ids to the driver, whose one ``commit`` makes the
+winners visible. What a driver left is rolled back when a later one opens the query. Requests are repeated until they
+are answered: the broker executes each once.
 
-Requests are repeated until they are answered: the broker executes each once.
-
-The homes of a query: one decides its batches, and the others are told.
-
-Theory of operation. In a cluster a query has one home for good, its *anchor*: the first that was asked to open it. A
-home that is not the anchor names it. The anchor keeps the query and decides its batches (``queries``), whether rows go
-to its partitions or not; what goes to other homes is prepared there as branches (``chunk_transaction``), and the
-anchor's decision is that of all homes. After it the driver tells them. Homes that it does not reach ask the anchor.
+In a cluster a query has one home for good, its *anchor*: the first that was asked to open it. A home that is not the
+anchor names it. The anchor keeps the query and decides its batches, whether rows go to its partitions or not; what goes
+to other homes is prepared there as branches (``task``), and the anchor's decision is that of all homes. After it the
+driver tells them. Homes that it does not reach ask the anchor.
 
 Invariants:
-    * nothing of this is done at a lone broker: it has one link, and gets the requests of ``queries``;
+    * nothing of the latter is done at a lone broker: it has one link, and gets the requests of ``Queries`` alone;
     * a branch is committed only when the anchor has decided its transaction;
     * after the decision nothing fails.
 """
@@ -52,6 +49,10 @@ from txmq.xid import TxId
 
 FieldsList = list[Fields]
 ANY_QUERY = "*"
+TOLD_AT_ONCE = 256  # commits of one home that are under way
+_NOT_ANSWERED = (*LOST, RequestTimeoutError)
+_NAMED_HOME = re.compile(r"\bhome=([0-9a-f]{16})\b")
+T = TypeVar("T")
 
 
 class Attempt(NamedTuple):
@@ -79,7 +80,7 @@ class Standing(NamedTuple):
 
 
 class Queries:
-    """See the module's docstring. Thread safety: any thread."""
+    """The requests of the verb ``query``, at one home. Thread safety: any thread."""
 
     def __init__(self, client: Client | HomeLink) -> None:
         self._client = client
@@ -200,11 +201,7 @@ class Queries:
         )
 
 
-TOLD_AT_ONCE = 256  # commits of one home that are under way
-_NOT_ANSWERED = (*LOST, RequestTimeoutError)
-_NAMED_HOME = re.compile(r"\bhome=([0-9a-f]{16})\b")
-
-T = TypeVar("T")
+# --- the homes of a query ---------------------------------------------------------------------------------------------
 
 
 class Opened(NamedTuple):

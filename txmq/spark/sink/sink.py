@@ -125,11 +125,11 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         """On the driver: roll back what the tasks have prepared, as far as the broker can be reached."""
         query, epoch, batch = self._planned[:3]
         with suppress(TxmqError):
-            queries = self._queries(client_of(self._options))
+            anchor = self._queries(client_of(self._options))
             if self._options.query is None:
-                queries.delete(query, epoch=epoch)
+                anchor.delete(query, epoch=epoch)
             else:
-                queries.abort(query, epoch=epoch, batch=batch)
+                anchor.abort(query, epoch=epoch, batch=batch)
 
     def _queries(self, client: Client) -> Queries:
         return Queries(queries.anchor_of(client, self._opened.home))

@@ -1,25 +1,20 @@
 """One attempt of one task of a write: its rows, prepared in transactions that the driver decides. No Spark in here.
 
-Theory of operation. Each chunk of rows is one prepared transaction of kind ``spark`` (``chunk_transaction``): repeated
-under its id until the broker has it, so that neither a lost connection nor a restarted broker costs the task. The
-driver gets the ids. An attempt that fails rolls its own back, as far as it can; what it cannot is rolled back with the
-batch, as are attempts that did not win, and those of a driver that died when the next one opens the query.
+Theory of operation. Each chunk of rows is one prepared transaction of kind ``spark``: repeated under its id until the
+broker has it, so that neither a lost connection nor a restarted broker costs the task. Rows for partitions of the home
+that decides the query's batches are parts of the transaction itself. What goes to another home is prepared there as a
+branch, under an id of that home, and names the transaction that decides. All branches first, at once; then the
+transaction lists them. With one home, it is one request.
+
+The driver gets the ids. An attempt that fails rolls its own back, as far as it can; what it cannot is rolled back with
+the batch, as are attempts that did not win, and those of a driver that died when the next one opens the query.
 
 The points at which the process may die:
-    before ``prepare`` is forced    nothing is there
-    after it                        parts that no commit names: rolled back by the batch's decision, or by the next
-                                    driver
-    between two chunks              the same
-
-One chunk of rows: a transaction of the home that decides the query's batches, and its branches at other homes.
-
-Theory of operation. Rows for partitions of the deciding home are parts of its own prepared transaction of kind
-``spark``. What goes to another home is prepared there as a branch, under an id of that home, and names the transaction
-that decides. All branches first, at once; then the transaction lists them. With one home, it is one request.
-
-The points at which the process may die:
+    before ``prepare`` is forced              nothing is there
     branches prepared, the transaction not    each branch's home asks the deciding one, which fences: rolled back
-    all prepared                              as of a transaction without branches; the branches' homes ask
+    after it                                  parts that no commit names: rolled back by the batch's decision, or by the
+                                              next driver; the branches' homes ask
+    between two chunks                        the same
 
 Invariants:
     * the transaction is prepared only when all its branches are;
@@ -67,6 +62,10 @@ _WAITING = (
     ": a batch's rows wait in the broker until the driver decides; raise that setting, or write smaller batches (of a "
     "stream: maxOffsetsPerTrigger or maxBytesPerTrigger of its source)"
 )
+# Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
+_clients: dict[tuple[str, float], Client] = {}
+CHUNK_SIZE_BYTES = 4 << 20
+_REQUEST_ROOM_BYTES = 1024  # of a prepare, besides its one large batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,9 @@ class Writing:
 
 
 class ChunkTransaction:
-    """See the module's docstring. ``decides`` and ``branches`` are its parts at the homes.
+    """One chunk of rows: a transaction of the home that decides, and its branches at other homes.
+
+    ``decides`` and ``branches`` are its parts at the homes.
 
     Args:
         deadline: monotonic time.
@@ -224,10 +225,7 @@ def roll_back(chunks: Sequence[ChunkTransaction]) -> None:
                 part.rollback()
 
 
-# Spark reuses its worker processes: a connection and a session for each, not a task. The next job may be less patient.
-_clients: dict[tuple[str, float], Client] = {}
-CHUNK_SIZE_BYTES = 4 << 20
-_REQUEST_ROOM_BYTES = 1024  # of a prepare, besides its one large batch
+# --- an attempt -------------------------------------------------------------------------------------------------------
 
 
 class Written(NamedTuple):

@@ -1,15 +1,13 @@
 """``spark.read.format("txmq")`` through the broker: what is read is fixed when the query is planned.
 
 Theory of operation. The driver asks each topic for its id and its ends, makes of the options a range for every
-partition, and cuts the ranges into tasks, so that all cores work; executors read them by themselves (``source_fetch``).
-What arrives after the pinned ends is not read; what retention takes before it was read is an error, or a warning.
+partition, and cuts the ranges into tasks, so that all cores work. What arrives after the pinned ends is not read; what
+retention takes before it was read is an error, or a warning.
 
-Reading ranges of partitions through the broker, in a Spark task.
-
-Theory of operation. An answer to ``get`` is 1 MiB at most, and the decoder works best on 100,000 records at once, so
-answers are gathered into chunks. The next request is on its way while the last answer is decoded. Where it begins is
-read from the headers of the answer before that was checked; a header that lies is found by the check, which follows
-before anything of it is given out.
+An executor reads the ranges of its task by itself. An answer to ``get`` is 1 MiB at most, and the decoder works best on
+100,000 records at once, so answers are gathered into chunks. The next request is on its way while the last answer is
+decoded. Where it begins is read from the headers of the answer before that was checked; a header that lies is found by
+the check, which follows before anything of it is given out.
 
 Invariants:
     * exactly the rows ``start <= offset < end`` come out, in order, or an error; nothing is given out twice, whatever
@@ -56,6 +54,8 @@ CHUNK_SIZE_BYTES: Final = 12 << 20
 ROWS_GATHERED: Final = 80_000  # and what the last answer brings: under the decoder's ROWS_MAX mostly
 
 T = TypeVar("T")
+_TASKS_A_PROCESSOR: Final = 4  # smaller ones are put together
+_TASK_ROWS_MIN: Final = 10_000  # a task costs Spark as much as reading these
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +211,7 @@ def _filled(answer: bytes, offset: int) -> bytes:
     return answer
 
 
-_TASKS_A_PROCESSOR: Final = 4  # smaller ones are put together
-_TASK_ROWS_MIN: Final = 10_000  # a task costs Spark as much as reading these
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]

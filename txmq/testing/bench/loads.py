@@ -1,10 +1,9 @@
-"""The loads: puts by a raw generator, the Python client in bulk, reading, local transactions, delivery.
+"""The loads: puts by a raw generator, the Python client in bulk, reading, local transactions, delivery; an event loop.
 
 Theory of operation. Two kinds of client: the raw generator (``raw.py``) costs next to nothing and shows the broker and
 the disk; the Python client shows what an application gets, client and broker sharing this machine's cores. Latencies
-are of one caller that waits for each answer, unless the title says otherwise.
-
-The loads of ``txmq.aio``: many tasks of one loop (uvloop), each of which waits for its call before the next one.
+are of one caller that waits for each answer, unless the title says otherwise. The loads of ``txmq.aio`` are many tasks
+of one loop (uvloop), each of which waits for its call before the next one.
 """
 
 from __future__ import annotations
@@ -28,6 +27,14 @@ from txmq.testing.bench.timing import in_tasks, in_threads, timed
 
 if TYPE_CHECKING:
     import txmq.aio
+PER_CHUNK = 256  # requests in one write of the raw generator
+PER_CALL = 100_000  # messages in one send_many: a list that an application would hold
+OUTSTANDING_BYTES_MAX = 32 << 20  # more would only wait in the sockets
+FETCH_SIZE_BYTES = 1 << 20
+DELIVERY_WAIT_S = 10.0
+
+
+# --- of an event loop -------------------------------------------------------------------------------------------------
 
 
 class AioSide:
@@ -108,11 +115,7 @@ AIO_LOADS: tuple[Load, ...] = (
 )  # fmt: skip
 
 
-PER_CHUNK = 256  # requests in one write of the raw generator
-PER_CALL = 100_000  # messages in one send_many: a list that an application would hold
-OUTSTANDING_BYTES_MAX = 32 << 20  # more would only wait in the sockets
-FETCH_SIZE_BYTES = 1 << 20
-DELIVERY_WAIT_S = 10.0
+# --- of threads -------------------------------------------------------------------------------------------------------
 
 
 def pairs_of(count: int, value: bytes) -> list[tuple[bytes | None, bytes]]:

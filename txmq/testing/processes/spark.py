@@ -1,24 +1,19 @@
-"""A Spark session for tests, demos and proofs, on this machine, that starts in seconds.
+"""Spark on this machine, for tests, demos and proofs: a session that starts in seconds, and a standalone cluster.
 
 Theory of operation. PySpark's workers import it from a zip file without compiled modules: a second for each process. A
 *home* of links without that zip makes them import the installed package. The Java machine loads 20,000 classes at each
 start: an archive of them (class data sharing), made once by a session of its own, halves the time to the first job.
 Both lie in the virtual environment and go with it.
 
+A cluster has a master, and workers of one core each, from pyspark's own jars. All are Java processes of their own, and
+a worker starts an executor process for each application. So tasks run in other processes than the driver's, in another
+directory, and everything that a task needs must travel with it: what ``local[2]`` hides, a cluster shows.
+
 Measured on 2 cores: first job of a Python data source 16 s after the start without, 6 s with both; the archive takes
 18 s once.
 
-Source: JEP 350 (dynamic class-data archives); module pyspark.find_spark_home.
-
-The Java of this machine, for the servers that need one.
-
-A Spark standalone cluster on this machine, from pyspark's own jars: a master, and workers of one core each.
-
-Theory of operation. Master and workers are Java processes of their own; a worker starts an executor process for each
-application. So tasks run in other processes than the driver's, in another directory, and everything that a task needs
-must travel with it: what ``local[2]`` hides, a cluster shows.
-
-Source: Spark, "Spark Standalone Mode", "Starting a Cluster Manually".
+Source: JEP 350 (dynamic class-data archives); module pyspark.find_spark_home; Spark, "Spark Standalone Mode", "Starting
+a Cluster Manually".
 """
 
 from __future__ import annotations
@@ -44,6 +39,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_VERSION_MIN = 17
+ARCHIVE_TIMEOUT_S = 300.0
+_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.session.timeZone": "UTC",
+}
+START_TIMEOUT_S = 120.0
+_EXECUTOR = b"CoarseGrainedExecutorBackend"
+_HOST = "127.0.0.1"
+_MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
 
 def find_java(user: str, failure: type[TxmqError]) -> str:
@@ -73,16 +82,7 @@ def _version_of(java: str) -> str:
     return next((value.strip() for key, _, value in lines if key.strip() == "java.specification.version"), "0")
 
 
-ARCHIVE_TIMEOUT_S = 300.0
-_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
-_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.sql.session.timeZone": "UTC",
-}
+# --- a session --------------------------------------------------------------------------------------------------------
 
 
 class SparkMissingError(TxmqError):
@@ -205,10 +205,7 @@ if __name__ == "__main__":
     _load_classes()
 
 
-START_TIMEOUT_S = 120.0
-_EXECUTOR = b"CoarseGrainedExecutorBackend"
-_HOST = "127.0.0.1"
-_MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+# --- a cluster --------------------------------------------------------------------------------------------------------
 
 
 class SparkClusterError(TxmqError):
