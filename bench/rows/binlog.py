@@ -39,7 +39,7 @@ def fill(server: MariaDB, rows: int) -> None:
 def _read(settings: Any, rows: int) -> float:
     """Rows a second of our reader, with nothing downstream."""
     from txmq.binlog.source import BinlogSource
-    from txmq.binlog.source_settings import source_options
+    from txmq.binlog.source.options import source_options
 
     with closing(BinlogSource(source_options(settings))) as source:
         source.open(source.oldest_position())
@@ -70,10 +70,10 @@ def _read_by_library(server: MariaDB, rows: int) -> float:
 
 def _publish(broker: BrokerProcess, settings: Any, rows: int) -> float:
     """Rows a second from MariaDB to topics, by reader and publisher."""
-    from txmq.binlog.publish.transactional_publisher import TransactionalPublisher
+    from txmq.binlog.publish.publisher import TransactionalPublisher
     from txmq.binlog.reader import BinlogReader
     from txmq.binlog.source import BinlogSource
-    from txmq.binlog.source_settings import source_options
+    from txmq.binlog.source.options import source_options
 
     options = source_options(settings)
     with txmq.connect(broker.address) as client:

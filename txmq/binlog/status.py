@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from txmq.binlog.apply.accepted_events import applied_topics
 from txmq.binlog.apply.target import connector
-from txmq.binlog.apply.topics import applied_topics
 from txmq.binlog.config import ApplySettings, BinlogSettings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
@@ -20,7 +20,7 @@ from txmq.binlog.publish.position_log import newest_position
 from txmq.binlog.publish.published import Published, SpoolHeld, read_published
 from txmq.binlog.publish.syncs import SyncStatus, owner_of, sync_status
 from txmq.binlog.source import BinlogSource
-from txmq.binlog.source_settings import source_options
+from txmq.binlog.source.options import source_options
 from txmq.client import Client, DatabaseOffsetStore
 from txmq.client.spooling.write_ahead import WriteAheadSpool
 from txmq.errors import StorageError, TxmqError

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from txmq.binlog.apply.applier import Applier
-from txmq.binlog.apply.applier_session import Applied
+from txmq.binlog.apply.applier import Applied, Applier
 from txmq.binlog.config import BinlogSettings, read_settings
 from txmq.binlog.errors import BinlogError
-from txmq.binlog.publish.transactional_publisher import TransactionalPublisher
+from txmq.binlog.publish.publisher import TransactionalPublisher
 from txmq.binlog.reader import BinlogReader
 from txmq.binlog.source import BinlogSource
-from txmq.binlog.source_settings import source_options
+from txmq.binlog.source.options import source_options
 from txmq.binlog.status import newest_published
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.threads import Signal, start_daemon

@@ -18,7 +18,7 @@ from tests.services.binlog.replica import WAIT_S, Replica
 from tests.stopped import until_stopped
 from txmq.binlog.apply.applier import Applier
 from txmq.binlog.errors import ConflictError, TargetError
-from txmq.binlog.publish.selectors import RowSelector
+from txmq.binlog.publish.topics import RowSelector
 from txmq.binlog.status import newest_published
 from txmq.runtime.threads import Signal, start_daemon
 from txmq.testing.eventually import eventually
@@ -325,7 +325,7 @@ def test_value_that_goes_round_three_partitions_is_applied(replica: Replica) -> 
 def test_values_that_go_round_far_apart_are_applied(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found: one partition had its value again long before the other one had read that it gave it up."""
     monkeypatch.setattr("txmq.binlog.apply.partition_queues.QUEUE_MAX", 20)
-    monkeypatch.setattr("txmq.binlog.apply.applier_session.POLL_MAX", 20)
+    monkeypatch.setattr("txmq.binlog.apply.applier.POLL_MAX", 20)
     monkeypatch.setattr("txmq.binlog.publish.change_messages.EPOCH_ROWS_MAX", 5)
     one, two, _ = ids_of_partitions(3)
     with replica.reader():

@@ -17,7 +17,7 @@ from txmq.binlog.config import ApplySettings, SourceSettings, read_settings
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.source import BinlogSource
 from txmq.binlog.source.connection import DumpConnection
-from txmq.binlog.source_settings import source_options
+from txmq.binlog.source.options import source_options
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.processes.mariadb import MariaDB
 

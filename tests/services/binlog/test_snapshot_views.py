@@ -10,11 +10,11 @@ import pytest
 from tests.services.binlog.reading import Reading
 from tools.crash.binlog.columns import COLUMNS, SESSION
 from txmq.binlog.config import SnapshotSettings
+from txmq.binlog.consistent_read import View
 from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.publish.unread import TableProgress
-from txmq.binlog.snapshot.consistent_read import View
-from txmq.binlog.snapshot.snapshot import Snapshot
+from txmq.binlog.snapshot import Snapshot
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.processes.database_programs import Ability
 

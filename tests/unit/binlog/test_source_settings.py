@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.decoded_changes import TableName
-from txmq.binlog.source_settings import SYSTEM_DATABASES, captures
+from txmq.binlog.source.options import SYSTEM_DATABASES, captures
 
 
 @pytest.mark.parametrize("database", sorted(SYSTEM_DATABASES))

@@ -13,6 +13,8 @@ it is the source's own, may name tables without topics, and is run as it is; wit
 Invariants:
     * what is refused stops the applier before anything of it is run;
     * what this module does not know is refused.
+
+Which topics are applied.
 """
 
 from __future__ import annotations
@@ -23,11 +25,28 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from txmq.binlog.config import BinlogSettings, topic_of
+from txmq.binlog.config import BinlogSettings, topic_of, topics_named
 from txmq.binlog.decoded_changes import Ddl, DdlKind, TableName
 from txmq.binlog.errors import BinlogError, TargetError
 from txmq.binlog.event_json import DDL, STATEMENT_FIELDS, TRUNCATE, ChangeEvent, read_statement, statement_code
 from txmq.binlog.statements import What, oddity, recognise
+from txmq.client import Client
+
+
+def applied_topics(client: Client, settings: BinlogSettings) -> list[str]:
+    """Those that ``apply.topics`` names, or else those of the sync that there are.
+
+    Raises:
+        TxmqError: the broker is away.
+    """
+    if settings.apply.topics:
+        return sorted(settings.apply.topics)
+    named = topics_named(settings.publish.topic, name=settings.name)
+    internal = {settings.position_topic, settings.parked_topic}
+    return sorted(
+        topic.name for topic in client.topics.list() if named.match(topic.name) and topic.name not in internal
+    )
+
 
 _WITH_KEY: Final = "(with statement_key, what the source has run is run)"
 

@@ -6,18 +6,30 @@ Invariants:
     * a transaction is committed whole or not at all; after an error the connection is closed.
 
 Source: MariaDB 10.11, "sql_mode", "SET TRANSACTION".
+
+A partition's changes of one table, as few statements: the net change of each row, by its key.
+
+Theory of operation. Of all changes of a row only two things count: whether the row was there before the first one, and
+what it is after the last one. So a batch becomes two statements for a table: one deletes the rows that were there, one
+inserts what there is now. Deletion comes first, so that a value of a unique key is free before it is taken.
+
+The number of rows that the first statement deletes must be what the changes say, and the second one must meet no row
+of the same key. A row that is inserted and deleted again must not be there: it is deleted, and none may be found. If
+one of this fails, source and target differ, and the caller applies the changes one by one.
+
+A table without a key has no net changes: its rows are deleted and inserted one by one, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
-from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
-from txmq.binlog.apply.tables import TargetTables
+from txmq.binlog.apply.tables import Row, TargetColumn, TargetTable, TargetTables, json_as_text, quoted
 from txmq.binlog.config import ApplySettings, SourceSettings
-from txmq.binlog.decoded_changes import TableName
+from txmq.binlog.decoded_changes import Op, TableName
 from txmq.binlog.errors import TargetAwayError, TargetError
 from txmq.client import DatabaseOffsetStore, OffsetPosition
 from txmq.errors import FencedError, TransactionStateError, TxmqError
@@ -25,6 +37,177 @@ from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.database.dbapi import is_error, run
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.mysql_driver import mysql_driver, tls_arguments
+
+STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
+Item = TypeVar("Item")
+
+
+class RowEvent(NamedTuple):
+    """A change of a row, as its event says."""
+
+    op: str
+    before: Row | None
+    after: Row | None
+
+
+class OutOfStepError(Exception):
+    """The changes contradict each other, or the target's rows: they are applied one by one, to find the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement.
+
+    Args:
+        rows: how many it must change; None: any number.
+        is_lenient: it writes a value that strict mode refuses though the source has it: an ENUM's error value.
+    """
+
+    sql: str
+    parameters: tuple[Any, ...]
+    rows: int | None = None
+    is_lenient: bool = False
+
+
+@dataclass(slots=True)
+class _Net:
+    was_there: bool | None  # None: not known, of a snapshot's row
+    row: Row | None
+
+
+def statements(table: TargetTable, events: Sequence[RowEvent], *, overwrites: bool = False) -> Iterator[Statement]:
+    """The statements that bring a table from before the first event to after the last one.
+
+    Args:
+        overwrites: rows are deleted if they are there, and replace what has their keys.
+
+    Raises:
+        OutOfStepError: the events cannot follow one another.
+    """
+    for event in events:
+        for row in (event.before, event.after):
+            if row is not None:
+                table.require_columns(row)
+    if not table.key:
+        yield from _one_by_one(table, events, rows=None if overwrites else 1)
+        return
+    nets = _nets(table, events, overwrites=overwrites)
+    yield from _deletes(table, nets, is_counted=not overwrites)
+    rows = [net.row for net in nets.values() if net.row is not None]
+    yield from _inserts(table, rows, "REPLACE" if overwrites else "INSERT")
+
+
+def _nets(table: TargetTable, events: Iterable[RowEvent], *, overwrites: bool) -> dict[tuple[Any, ...], _Net]:
+    nets: dict[tuple[Any, ...], _Net] = {}
+    for event in events:
+        old = None if event.before is None else table.key_of(event.before)
+        new = None if event.after is None else table.key_of(event.after)
+        if old is not None and old != new:
+            _change(nets, old, None, was_there=True, overwrites=overwrites)
+        if new is not None:
+            was_there = None if event.op == Op.READ else old == new
+            _change(nets, new, event.after, was_there=was_there, overwrites=overwrites)
+    return nets
+
+
+def _change(
+    nets: dict[tuple[Any, ...], _Net], key: tuple[Any, ...], row: Row | None, *, was_there: bool | None,
+    overwrites: bool,
+) -> None:  # fmt: skip
+    net = nets.get(key)
+    if net is None:
+        nets[key] = _Net(was_there, row)
+        return
+    if was_there is not None and was_there != (net.row is not None) and not overwrites:
+        raise OutOfStepError(f"{key}: two changes that cannot follow one another")
+    net.row = row
+
+
+def _deletes(table: TargetTable, nets: dict[tuple[Any, ...], _Net], *, is_counted: bool) -> Iterator[Statement]:
+    there = [key for key, net in nets.items() if net.was_there]
+    perhaps = [key for key, net in nets.items() if net.was_there is None]
+    passing = [key for key, net in nets.items() if net.was_there is False and net.row is None]
+    for keys, rows in ((there, len(there)), (perhaps, None), (passing, 0)):
+        for some in _chunks(keys, lambda key: sum(map(_size, key))):
+            where, parameters = key_condition(table, some)
+            sql = f"DELETE FROM {table.sql} WHERE {where}"  # noqa: S608 - names are quoted, values are parameters
+            wanted = None if rows is None or not is_counted else min(rows, len(some))
+            yield Statement(sql, parameters, wanted)
+
+
+def key_condition(table: TargetTable, keys: Sequence[tuple[Any, ...]]) -> tuple[str, tuple[Any, ...]]:
+    """A condition that holds for the rows of these keys, and its parameters."""
+    names = [quoted(name) for name in table.key]
+    parameters = tuple([value for key in keys for value in key])
+    if len(names) == 1:
+        return f"{names[0]} IN ({_marks(len(keys))})", parameters
+    one = "(" + " AND ".join(f"{name} = %s" for name in names) + ")"
+    return " OR ".join([one] * len(keys)), parameters
+
+
+def _inserts(table: TargetTable, rows: Sequence[Row], verb: str = "INSERT") -> Iterator[Statement]:
+    strict = [row for row in rows if not _has_error_value(table, row)]
+    for group, is_lenient in ((strict, False), ([row for row in rows if _has_error_value(table, row)], True)):
+        for some in _chunks([table.values_of(row) for row in group], lambda values: sum(map(_size, values))):
+            names = ",".join(quoted(column.name) for column in table.stored)
+            one = f"({_marks(len(table.stored))})"
+            sql = f"{verb} INTO {table.sql} ({names}) VALUES {','.join([one] * len(some))}"
+            yield Statement(sql, tuple([value for values in some for value in values]), is_lenient=is_lenient)
+
+
+def _chunks(values: Sequence[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """As much as fits a statement each."""
+    chunk, size = list[Item](), 0
+    for one in values:
+        more = size_of(one)
+        if chunk and (len(chunk) >= STATEMENT_ROWS_MAX or size + more > STATEMENT_BYTES_MAX):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(one)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, (bytes, str)) else 0
+
+
+def _has_error_value(table: TargetTable, row: Row) -> bool:
+    return any(row[column.name] == "" for column in table.enums)
+
+
+def _one_by_one(table: TargetTable, events: Iterable[RowEvent], rows: int | None) -> Iterator[Statement]:
+    inserts: list[Row] = []
+    for event in events:
+        if event.before is not None:
+            yield from _inserts(table, inserts)
+            inserts = []
+            yield _delete_whole(table, event.before, rows)
+        if event.after is not None:
+            inserts.append(event.after)
+    yield from _inserts(table, inserts)
+
+
+def _delete_whole(table: TargetTable, row: Row, rows: int | None) -> Statement:
+    conditions = " AND ".join(_is_value(column) for column in table.stored)
+    sql = f"DELETE FROM {table.sql} WHERE {conditions} LIMIT 1"  # noqa: S608 - as above
+    return Statement(sql, table.values_of(row), rows)
+
+
+def _is_value(column: TargetColumn) -> str:
+    """A comparison by bytes: collations take different texts for equal."""
+    name = quoted(column.name)
+    if column.is_text:
+        return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY) <=> CAST(%s AS BINARY)"
+    if column.type == "json":  # of MySQL; MariaDB's is text
+        return f"{json_as_text(name)} <=> {json_as_text('%s')}"
+    return f"HEX({name}) <=> HEX(%s)" if column.is_opaque else f"{name} <=> %s"
+
+
+def _marks(count: int) -> str:
+    return ",".join(["%s"] * count)
+
 
 # Values that do not fit are refused, and dates that do not exist are written as they are.
 STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"

@@ -24,9 +24,7 @@ from dataclasses import replace
 
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
-from txmq.binlog.publish.broker_away import BrokerWait
-from txmq.binlog.publish.commits import PositionCommits
-from txmq.binlog.publish.position_log import PositionLog, newest_position
+from txmq.binlog.publish.position_log import BrokerWait, PositionCommits, PositionLog, newest_position
 from txmq.binlog.publish.published import Published, SpoolHeld
 from txmq.client import Client
 from txmq.client.spooling.write_ahead import Note, WriteAheadProducer

@@ -10,31 +10,86 @@ that is missing or empty while there is a parked topic was deleted, and is no fi
 Invariants:
     * what the log says is what is published: after an end of a transaction that was not seen, it is read again;
     * only transactions that save the group's offset write positions; any number of first messages may lie between.
+
+A broker that is away is waited for: the binlog keeps what is not published.
+
+Positions into their topic, each with messages in one txmq transaction, until what became of it is known.
+
+Theory of operation. If the outcome of a transaction is not known, the position log says it. A transaction that was
+rolled back is sent again, the same messages.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
-from txmq.binlog.config import BinlogSettings
+from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
+from txmq.binlog.publish.change_messages import Outgoing
 from txmq.binlog.publish.published import GENESIS, Published, read_published
 from txmq.client import Client
 from txmq.client.consumer.consumer import ConsumerOptions
 from txmq.client.transaction.block import Transaction
 from txmq.errors import (
+    BadRequestError,
     DeliveryUnknownError,
     FencedError,
+    InvalidBatchError,
+    InvalidNameError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
     RolledBackError,
+    TooLargeError,
     TransactionStateError,
+    TxmqError,
     UnknownTopicError,
 )
 from txmq.model import Message
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.caller import host_name
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.logging import get_logger
+from txmq.runtime.logging import Sparingly, get_logger
+from txmq.runtime.ports import Clock
+
+T = TypeVar("T")
+PAUSE_S = Backoff(0.05, 1.0)
+
+
+class BrokerWait:
+    """Asks again, with longer and longer pauses, until the broker answers. Thread safety: any thread.
+
+    Args:
+        is_stopped: the reader must end: the last error is raised.
+    """
+
+    def __init__(self, clock: Clock, is_stopped: Callable[[], bool]) -> None:
+        self._clock, self._is_stopped = clock, is_stopped
+        self._sparingly = Sparingly(get_logger(), clock)
+
+    def answer(self, ask: Callable[[], T]) -> T:
+        """What ``ask`` returns, however long that takes.
+
+        Raises:
+            TxmqError: an error that asking again does not mend.
+        """
+        pause_s = PAUSE_S.first
+        while True:
+            try:
+                return ask()
+            except TxmqError as error:
+                if not error.retriable or self._is_stopped():
+                    raise
+                self.say(error)
+            self._clock.sleep(pause_s)
+            pause_s = PAUSE_S.following(pause_s)
+
+    def say(self, error: TxmqError) -> None:
+        """Log it, not too often."""
+        self._sparingly.warning("waiting for the broker", error=str(error))
+
 
 POLL_S = 0.25
 _SEGMENT_SIZE_BYTES = 8 << 20
@@ -250,3 +305,65 @@ class PositionLog:
                 tx.ack(message)
         except TransactionStateError as error:
             raise RolledBackError(f"the position was not delivered again yet: {error}") from error
+
+
+_FINAL = (TooLargeError, UnknownTopicError, BadRequestError, InvalidNameError, InvalidBatchError)
+
+
+class PositionCommits:
+    """See the module's docstring. Used by one thread.
+
+    Args:
+        gives_up: the reader ends, and the broker is not waited for any more.
+    """
+
+    def __init__(
+        self, client: Client, settings: PublishSettings, wait: BrokerWait, gives_up: Callable[[], bool]
+    ) -> None:
+        compression = None if settings.compression == "none" else settings.compression
+        self._producer, self._clock = client.producer(compression=compression), client.clock
+        self._timeout_s, self._wait, self._gives_up = settings.transaction_timeout_ms / 1000, wait, gives_up
+
+    def commit(self, log: PositionLog, before: str, published: Published, messages: Sequence[Outgoing]) -> None:
+        """Publish messages and what is then published, however long that takes.
+
+        Args:
+            before: the id of the position that holds.
+
+        Raises:
+            BinlogError: the broker refuses them for good, or another reader took over.
+            RequestTimeoutError: the reader ends, and nothing was published.
+        """
+        while True:
+            is_unknown = False
+            try:
+                self._send(log, published, messages)
+                break
+            except OutcomeUnknownError as error:
+                is_unknown = True
+                self._wait.say(error)
+            except RolledBackError as error:
+                _refuse_final(error)
+                self._wait.say(error)
+            if self._was_committed(log, before, published.id, is_unknown=is_unknown):
+                return
+            if self._gives_up():
+                raise RequestTimeoutError("the broker is away: what is not published is read again at the next start")
+            self._clock.sleep(PAUSE_S.first)
+        self._wait.answer(lambda: log.follow(published.to_json()))
+
+    def _was_committed(self, log: PositionLog, before: str, expected: str, *, is_unknown: bool) -> bool:
+        return self._wait.answer(lambda: log.was_committed(before, expected, is_unknown=is_unknown))
+
+    def _send(self, log: PositionLog, published: Published, messages: Sequence[Outgoing]) -> None:
+        with self._producer.transaction(timeout=self._timeout_s) as tx:
+            for message in messages:
+                tx.add(*message)
+            log.write(tx, published)
+            crash_point("binlog.tx.filled")
+        crash_point("binlog.tx.committed")
+
+
+def _refuse_final(error: RolledBackError) -> None:
+    if isinstance(error.__cause__, _FINAL):
+        raise BinlogError(f"the broker refuses what is to be published: {error.__cause__}") from error

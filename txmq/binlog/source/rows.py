@@ -21,7 +21,7 @@ from txmq.binlog.decoded_changes import ABSENT, Column, ColumnKind, Row, RowChan
 from txmq.binlog.errors import ColumnError, SourceError
 from txmq.binlog.source.column_types import Reader, UnsupportedTypeError, describe_column
 from txmq.binlog.source.events import UNREADABLE, RowOp, uncompressed
-from txmq.binlog.source.json_diffs import patched
+from txmq.binlog.source.json_binary import patched
 from txmq.binlog.source.table_map import MapColumn, TableMap
 
 RowReader = Callable[[bytes, int], tuple[Row, int]]

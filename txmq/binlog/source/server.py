@@ -4,31 +4,68 @@ Each question has a connection of its own: they are rare, and none is left to ti
 
 What must hold for the binlog to show each change (``check``): row format with full images and metadata; GTIDs; a server
 id of our own; no foreign key of a captured table with an action where InnoDB carries those out, without row events.
+
+What a table and its columns are called further on in the binlog: the database knows them by those names alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from txmq.binlog.decoded_changes import SYSTEM_CLOCK, Ddl, Origin, TableName
+from txmq.binlog.decoded_changes import SYSTEM_CLOCK, Ddl, DdlKind, Origin, TableName
 from txmq.binlog.errors import BinlogError, SourceAwayError, SourceError
 from txmq.binlog.position import Flavor, MariadbGtids, MysqlGtids, Position
 from txmq.binlog.source.charsets import Charset, charset
 from txmq.binlog.source.connection import replica_name
-from txmq.binlog.source.later_names import later_names
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import TableDescription
+from txmq.binlog.statements import What, recognise, renamed_columns
 from txmq.errors import ConfigError
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import mysql_variables
 from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import listed_xids
 from txmq.xid import xid_sql
+
+
+class LaterNames(NamedTuple):
+    """``columns``: of each name of before the name that it has then."""
+
+    table: TableName
+    columns: dict[str, str]
+
+
+# SHOW BINLOG EVENTS does not tell a statement's mode. In either one, what stands in double quotes where a name does
+# is a name.
+_MODE = frozenset({"ANSI_QUOTES"})
+
+
+def later_names(statements: Iterable[tuple[str, str]], table: TableName, columns: Sequence[str]) -> LaterNames | None:
+    """Names after these statements; None if the table is dropped, or made anew.
+
+    Args:
+        statements: in order; before each the database in which it was run.
+    """
+    names = {name: name for name in columns}
+    for database, text in statements:
+        found = recognise(text, database, _MODE)
+        if found.what is not What.DDL or found.ddl is None:
+            continue
+        ddl = found.ddl
+        if ddl.kind is not DdlKind.TRUNCATE and (table in ddl.emptied or TableName(table.database, "") in ddl.emptied):
+            return None
+        if table in ddl.changed:
+            changed = renamed_columns(text, database, _MODE)
+            names = {name: changed.get(now.lower(), now) for name, now in names.items()}
+        for old, new in ddl.moved:
+            table = new if table == old else table
+    return LaterNames(table, names)
+
 
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {

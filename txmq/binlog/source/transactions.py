@@ -44,6 +44,7 @@ from txmq.binlog.source.events import (
     REFUSED,
     ROWS,
     UNREADABLE,
+    StatusVariables,
     has_checksums,
     is_checked,
     mariadb_gtid,
@@ -54,7 +55,6 @@ from txmq.binlog.source.events import (
 )
 from txmq.binlog.source.options import SourceOptions
 from txmq.binlog.source.rows import AbsentColumnsError, TableDecoder, TableDescription, nameless_binaries
-from txmq.binlog.source.status_variables import StatusVariables
 from txmq.binlog.source.table_map import parse_table_map
 from txmq.binlog.statements import Statement, What, recognise, shadowed
 

@@ -33,7 +33,7 @@ def compare(
     """
     from txmq.binlog.apply.compare import Comparer
     from txmq.binlog.decoded_changes import TableName
-    from txmq.binlog.source_settings import captures
+    from txmq.binlog.source.options import captures
     from txmq.errors import ConfigError
     from txmq.runtime.os_clock import OSClock
 

@@ -38,7 +38,7 @@ from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import MariadbGtids, MysqlGtids, Position
 from txmq.binlog.publish.published import Published, read_published
 from txmq.binlog.source import BinlogSource
-from txmq.binlog.source_settings import source_options
+from txmq.binlog.source.options import source_options
 from txmq.binlog.status import newest_published
 from txmq.client.client import Client
 from txmq.errors import ConfigError

@@ -26,15 +26,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.binlog.config import BinlogSettings, PublishSettings, SourceSettings, topic_of
+from txmq.binlog.consistent_read import SnapshotTable, View
 from txmq.binlog.decoded_changes import Row, TableName, TransactionPart, XaEnd
 from txmq.binlog.errors import BinlogError, SourceAwayError
 from txmq.binlog.event_json import OP_HEADER, EventEncoder
 from txmq.binlog.position import Position, parse_gtids
-from txmq.binlog.snapshot.consistent_read import View
-from txmq.binlog.snapshot.tables import SnapshotTable
 from txmq.binlog.source import BinlogSource
+from txmq.binlog.source.options import source_options
 from txmq.binlog.source.server import Server
-from txmq.binlog.source_settings import source_options
 from txmq.errors import ConfigError
 from txmq.xid import xid_sql
 

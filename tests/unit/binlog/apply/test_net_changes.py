@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from txmq.binlog.apply.net_changes import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.apply.tables import TargetColumn, TargetTable
+from txmq.binlog.apply.target import OutOfStepError, RowEvent, Statement, statements
 from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetError
 

@@ -18,8 +18,8 @@ from txmq.binlog.event_json import EventEncoder
 from txmq.binlog.position import Position
 from txmq.binlog.publish import change_messages
 from txmq.binlog.publish.change_messages import Batch, Gathering, Outgoing, Step
-from txmq.binlog.publish.parked_xa_changes import opened
 from txmq.binlog.publish.published import ParkedRows, Published, read_published
+from txmq.binlog.publish.publisher import opened
 from txmq.binlog.publish.topics import Topics
 from txmq.binlog.publish.unread import SnapshotState
 from txmq.model import Message

@@ -26,8 +26,8 @@ from txmq.binlog.decoded_changes import RowChange, XaEnd, XaPrepare
 from txmq.binlog.errors import BinlogError
 from txmq.binlog.position import Position
 from txmq.binlog.publish import ownership
-from txmq.binlog.publish.ordered_publisher import OrderedPublisher
 from txmq.binlog.publish.published import Published, read_published
+from txmq.binlog.publish.publisher import OrderedPublisher
 from txmq.binlog.reader import BinlogReader
 from txmq.client.producer.core import TopicRef
 from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProducer, WriteAheadSpool
@@ -171,7 +171,7 @@ def test_reader_waits_for_a_full_spool_until_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ownership, "END_S", 0.0)
-    monkeypatch.setattr("txmq.binlog.publish.batching.CLOSE_S", 0.05)
+    monkeypatch.setattr("txmq.binlog.publish.publisher.CLOSE_S", 0.05)
     path, script = tmp_path / "spool", Script(1, 400)
     begun_spool(path)
     whole = settings(path, spool_bytes_max=1 << 20, transaction_bytes_max=64 << 10)

@@ -7,8 +7,7 @@ import pytest
 from txmq.binlog.config import PublishSettings, topic_of
 from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import BinlogError
-from txmq.binlog.publish.selectors import selector_of
-from txmq.binlog.publish.topics import Topics
+from txmq.binlog.publish.topics import Topics, selector_of
 from txmq.client.partitioner import KeyHashSelector
 from txmq.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.source.events import UNREADABLE
-from txmq.binlog.source.json_diffs import INSERT, REMOVE, REPLACE, patched
+from txmq.binlog.source.json_binary import INSERT, REMOVE, REPLACE, patched
 
 DOCUMENT = '{"b": 1.50, "aa": [1, {"x y": 1e0}], "a \\"b.[1]": null}'
 SEVEN = b"\x05\x07\x00"

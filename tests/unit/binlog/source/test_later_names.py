@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.decoded_changes import TableName
-from txmq.binlog.source.later_names import later_names
+from txmq.binlog.source.server import later_names
 
 T = TableName("shop", "t")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from txmq.binlog.errors import SourceAwayError, SourceError
-from txmq.binlog.source import packets
-from txmq.binlog.source.packets import Packets
+from txmq.binlog.source import connection
+from txmq.binlog.source.connection import Packets
 
 
 def packet(payload: bytes, number: int = 0) -> bytes:
@@ -33,15 +33,15 @@ def test_events_come_whole_however_the_bytes_are_cut(size: int) -> None:
 
 
 def test_an_event_of_several_packets_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packets, "_FULL", 10)
+    monkeypatch.setattr(connection, "_FULL", 10)
     made = Packets()
     made.feed(packet(b"\0" + b"a" * 9) + packet(b"b" * 10, 1) + packet(b"", 2) + packet(b"\0next"))
     assert events(made) == [b"a" * 9 + b"b" * 10, b"next"]
 
 
 def test_an_event_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packets, "_FULL", 10)
-    monkeypatch.setattr(packets, "EVENT_BYTES_MAX", 25)
+    monkeypatch.setattr(connection, "_FULL", 10)
+    monkeypatch.setattr(connection, "EVENT_BYTES_MAX", 25)
     made = Packets()
     made.feed(packet(b"\0" + b"a" * 9) + packet(b"b" * 10, 1) + packet(b"c" * 10, 2))
     with pytest.raises(SourceError, match="more than 25 bytes"):

@@ -9,7 +9,7 @@ import pytest
 from tests.services.binlog.scripted import DOMAIN, SERVER, part
 from txmq.binlog.decoded_changes import TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.position import Position
-from txmq.binlog.source.start_position import UnpreparedSearch
+from txmq.binlog.reader import UnpreparedSearch
 from txmq.xid import Xid, xid_sql
 
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from txmq.binlog.position import Flavor
-from txmq.binlog.source.status_variables import StatusVariables, status_variables
+from txmq.binlog.source.events import StatusVariables, status_variables
 
 NAMES = {8: "latin1_swedish_ci", 33: "utf8mb3_general_ci", 45: "utf8mb4_general_ci", 2304: "utf8mb4_uca1400_ai_ci"}
 FLAGS, MODE = b"\0" + struct.pack("<I", 1 << 24), b"\1" + struct.pack("<Q", 1 << 21 | 4)

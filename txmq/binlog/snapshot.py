@@ -1,4 +1,16 @@
-"""Takes a snapshot alongside the stream: begins it, says up to where the stream is read, and publishes chunks.
+"""Rows that a database has already: read by chunks, at known positions of its binlog, between which the stream goes on.
+
+Why it is made so. One consistent read of the whole database is exact, but it ends with its connection, and holds back
+the server's purge for as long as it takes. A read in chunks between two watermarks (DBLog, Debezium) can be taken up
+again, but shows changes of rows before the rows themselves. This snapshot takes many short consistent reads
+(``consistent_read``): MariaDB tells the exact position of each, without a lock. The reader publishes the binlog up to
+that position, then the chunks of the view, then the binlog again. What lies in the binlog between two views is exact as
+well, because a change of a row that no chunk had yet is passed over (``publish/unread.py``). So it does not matter how
+often it is cut off.
+
+How far a snapshot is, for people: a bar, or a log line now and then.
+
+Takes a snapshot alongside the stream: begins it, says up to where the stream is read, and publishes chunks.
 
 Theory of operation. It begins at a position, when each XA transaction has ended that was prepared there: the first view
 shows their rows, and the stream knows those of each that is prepared later. Then views follow one another. The reader
@@ -13,18 +25,17 @@ none of its changes is passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Final, Protocol
 
 from txmq.binlog.config import SnapshotSettings
+from txmq.binlog.consistent_read import SnapshotTable, View, literal, parameters
 from txmq.binlog.decoded_changes import Row, TableName, TableSchema
 from txmq.binlog.errors import BinlogError, SourceAwayError
 from txmq.binlog.position import Position
 from txmq.binlog.publish.published import Published
 from txmq.binlog.publish.unread import Key, SnapshotState, TableProgress
-from txmq.binlog.snapshot.consistent_read import View
-from txmq.binlog.snapshot.progress import Bar, SnapshotProgress
-from txmq.binlog.snapshot.tables import SnapshotTable, literal, parameters
 from txmq.binlog.source import SourceOptions
 from txmq.binlog.source.server import Server
 from txmq.binlog.statements import shadowed
@@ -33,6 +44,62 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal
+
+_REPORT_S: Final = 5.0
+Bar = Callable[[int | None], AbstractContextManager[Callable[[float], None]]]
+"""Shows a bar of so many rows (about; None: not known) while the block runs; the function moves it on."""
+
+
+class SnapshotProgress:
+    """See the module's docstring. Used by one thread.
+
+    Args:
+        bar: None: log lines say how far it is.
+    """
+
+    def __init__(self, clock: Clock, bar: Bar | None) -> None:
+        self._clock, self._bar = clock, bar
+        self._log = get_logger()
+        self._shown = ExitStack()
+        self._advance: Callable[[float], None] = lambda _: None
+        self._begun_at = self._reported_at = clock.monotonic()
+        self._begun_rows = self._reported_rows = 0  # what former runs have read, and what was reported last
+
+    def begin(self, rows: int, expected: int) -> None:
+        """A snapshot goes on that has read some rows, of about so many."""
+        self.close()
+        self._begun_at = self._reported_at = self._clock.monotonic()
+        self._begun_rows = self._reported_rows = rows
+        if self._bar is not None:
+            self._advance = self._shown.enter_context(self._bar(expected or None))
+            self._advance(rows)
+
+    def tell(self, state: SnapshotState, table: SnapshotTable, rows: int) -> None:
+        """More rows were read, ``rows`` of this table by now."""
+        now = self._clock.monotonic()
+        if self._bar is not None:
+            self._advance(state.rows - self._reported_rows)
+            self._reported_rows = state.rows
+        elif now >= self._reported_at + _REPORT_S:
+            rate = round((state.rows - self._reported_rows) / (now - self._reported_at))
+            self._reported_at, self._reported_rows = now, state.rows
+            self._log.info(
+                "reading the snapshot", table=str(table.schema.table), rows_of_table=rows, rows_expected=table.rows,
+                rows=state.rows, rows_per_s=rate, tables_left=len(state.left), tables=state.tables,
+            )  # fmt: skip
+
+    def end(self, state: SnapshotState, gtids: str) -> None:
+        """All is read, the last of it at a position."""
+        self.close()
+        seconds = max(self._clock.monotonic() - self._begun_at, 0.001)
+        rate = round((state.rows - self._begun_rows) / seconds)
+        self._log.info("the snapshot is complete", rows=state.rows, tables=state.tables, rows_per_s=rate, gtids=gtids)
+
+    def close(self) -> None:
+        """Take the bar away; harmless twice."""
+        self._shown.close()
+        self._advance = lambda _: None
+
 
 CHUNK_BYTES_MAX: Final = 32 << 20  # about: of the rows that are in memory
 _TABLES_MAX: Final = 50  # of one view
