@@ -1,21 +1,21 @@
-"""A table as a snapshot reads it: each value in the form that the binlog's reader gives it.
+"""A consistent read of the database at a known position of its binlog, and its tables as such a read sees them.
 
-A SELECT converts the values itself, so that a row that it gives is the row of an event. Text in another set than UTF-8
-is read as its bytes and decoded as the stream's (source/charsets.py): the server would show ``?`` for what it cannot
-convert. The schema, too, is that of the stream: the events' schema tags are equal.
-
-A table is read in chunks by its primary key, or its first unique key without NULL. It is read in one go if it has none,
-or if the order of the key's columns cannot be written in SQL for a value alone: FLOAT, DOUBLE, ENUM, SET, TEXT, BLOB,
-text in a set that has a character twice, and prefixes of columns.
-
-A consistent read of the database, and the position of the binlog at which it stands.
-
-``START TRANSACTION WITH CONSISTENT SNAPSHOT`` takes no lock. MariaDB tells the file and offset of the binlog that it
-stands at, exactly: a transaction is seen if, and only if, it stands before. The server finds the GTIDs for them.
+Theory of operation. ``START TRANSACTION WITH CONSISTENT SNAPSHOT`` takes no lock. MariaDB tells the file and offset of
+the binlog that it stands at, exactly: a transaction is seen if, and only if, it stands before. The server finds the
+GTIDs for them.
 
 A table that is read keeps others from altering it until the view ends: a view is short. A table that was altered after
 the view began cannot be read in it (``ViewEndedError``). The one alteration that the server does not report, a column
 that is added at once, is found by the table's description: taken before the view, and again when it is first read.
+
+Each value has the form that the binlog's reader gives it. A SELECT converts the values itself, so that a row that it
+gives is the row of an event. Text in another set than UTF-8 is read as its bytes and decoded as the stream's
+(source/charsets.py): the server would show ``?`` for what it cannot convert. The schema, too, is that of the stream:
+the events' schema tags are equal.
+
+A table is read in chunks by its primary key, or its first unique key without NULL. It is read in one go if it has none,
+or if the order of the key's columns cannot be written in SQL for a value alone: FLOAT, DOUBLE, ENUM, SET, TEXT, BLOB,
+text in a set that has a character twice, and prefixes of columns.
 """
 
 from __future__ import annotations
@@ -61,6 +61,15 @@ _SELECTED: Final = {
     **dict.fromkeys(("decimal", "date", "time", "json", *_SPECIAL), "CAST({0} AS CHAR)"),
     **dict.fromkeys(_GEOMETRIES, "CAST({0} AS BINARY)"),
 }  # fmt: skip
+_SESSION: Final = (
+    "SET SESSION time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600",
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+)
+_BEGIN: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+_CHANGED: Final = frozenset({1146, 1412, 1054, 1176, 1205, 1213})  # gone, altered, no such column or index, lock waits
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -268,12 +277,7 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``").replace("%", "%%") + "`"
 
 
-_SESSION: Final = (
-    "SET SESSION time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES', net_write_timeout = 600",
-    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-)
-_BEGIN: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
-_CHANGED: Final = frozenset({1146, 1412, 1054, 1176, 1205, 1213})  # gone, altered, no such column or index, lock waits
+# --- the view ---------------------------------------------------------------------------------------------------------
 
 
 class ViewEndedError(Exception):
@@ -281,7 +285,7 @@ class ViewEndedError(Exception):
 
 
 class View:
-    """See the module's docstring. Used by one thread.
+    """One consistent read, until it is closed. Used by one thread.
 
     Args:
         options: which server.

@@ -8,15 +8,14 @@ taken, and its position is the one at which the next reader begins.
 While a snapshot is unfinished, the source is read up to the position of its view. Then the view's rows are published,
 and the source is opened again.
 
+A reader that knows nothing of before begins where no XA transaction is prepared (``UnpreparedSearch``). The rows of an
+XA transaction stand in the binlog at its prepare: a reader that begins between prepare and XA COMMIT would have to
+publish rows that it has not read. So the binlog is read from a first position on. A transaction that ends without
+having been prepared after that position was prepared at every position before its end. The first position holds if
+there is none, and none is listed (XA RECOVER) that was prepared before. Else it is the first one after the last of them
+at which all that was prepared has ended.
+
 Every other error of source or publisher stops the reader, and is raised: nothing after it was published.
-
-Finds a position at which no XA transaction is prepared: there a reader may begin that knows nothing of before.
-
-Theory of operation. The rows of an XA transaction stand in the binlog at its prepare. A reader that begins between
-prepare and XA COMMIT would have to publish rows that it has not read. So the binlog is read from a first position on. A
-transaction that ends without having been prepared after that position was prepared at every position before its end.
-The first position holds if there is none, and none is listed (XA RECOVER) that was prepared before. Else it is the
-first one after the last of them at which all that was prepared has ended.
 
 Invariant: the server writes prepare and end into its binlog before it lists what they say. So whoever lists first, and
 then reads to the binlog's end, has the prepare of everything that is listed, and the end of everything that is not.
@@ -48,9 +47,17 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Signal, until_terminated
 from txmq.xid import xid_sql
 
+PAUSE_S = Backoff(0.1, 5.0)
+PREPARED_S = 0.5  # between two looks whether prepared XA transactions have ended
+LISTED_S = 0.1  # a prepare is in the binlog before it is on disk, and listed after that
+READ_S = 0.2  # the longest wait for a part before the reader looks whether it must end
+
+
+# --- where a first reader begins --------------------------------------------------------------------------------------
+
 
 class UnpreparedSearch:
-    """See the module's docstring. No I/O.
+    """Finds a position at which no XA transaction is prepared. No I/O.
 
     Args:
         first: no position before it is wanted.
@@ -91,10 +98,7 @@ class UnpreparedSearch:
         return self._found
 
 
-PAUSE_S = Backoff(0.1, 5.0)
-PREPARED_S = 0.5  # between two looks whether prepared XA transactions have ended
-LISTED_S = 0.1  # a prepare is in the binlog before it is on disk, and listed after that
-READ_S = 0.2  # the longest wait for a part before the reader looks whether it must end
+# --- the reader -------------------------------------------------------------------------------------------------------
 
 
 class Source(Protocol):

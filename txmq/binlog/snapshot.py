@@ -1,16 +1,4 @@
-"""Rows that a database has already: read by chunks, at known positions of its binlog, between which the stream goes on.
-
-Why it is made so. One consistent read of the whole database is exact, but it ends with its connection, and holds back
-the server's purge for as long as it takes. A read in chunks between two watermarks (DBLog, Debezium) can be taken up
-again, but shows changes of rows before the rows themselves. This snapshot takes many short consistent reads
-(``consistent_read``): MariaDB tells the exact position of each, without a lock. The reader publishes the binlog up to
-that position, then the chunks of the view, then the binlog again. What lies in the binlog between two views is exact as
-well, because a change of a row that no chunk had yet is passed over (``publish/unread.py``). So it does not matter how
-often it is cut off.
-
-How far a snapshot is, for people: a bar, or a log line now and then.
-
-Takes a snapshot alongside the stream: begins it, says up to where the stream is read, and publishes chunks.
+"""The snapshot: rows that a database has already, read by chunks alongside the stream, at positions of its binlog.
 
 Theory of operation. It begins at a position, when each XA transaction has ended that was prepared there: the first view
 shows their rows, and the stream knows those of each that is prepared later. Then views follow one another. The reader
@@ -20,6 +8,13 @@ the snapshot is, and takes a new view.
 
 A table of which the key was altered, and one without a key that was cut off, is read again from its start: from then on
 none of its changes is passed over.
+
+Why it is made so. One consistent read of the whole database is exact, but it ends with its connection, and holds back
+the server's purge for as long as it takes. A read in chunks between two watermarks (DBLog, Debezium) can be taken up
+again, but shows changes of rows before the rows themselves. This snapshot takes many short consistent reads
+(``consistent_read``): MariaDB tells the exact position of each, without a lock. What lies in the binlog between two
+views is exact as well, because a change of a row that no chunk had yet is passed over (``publish/unread.py``). So it
+does not matter how often it is cut off.
 """
 
 from __future__ import annotations
@@ -48,10 +43,18 @@ from txmq.runtime.threads import Signal
 _REPORT_S: Final = 5.0
 Bar = Callable[[int | None], AbstractContextManager[Callable[[float], None]]]
 """Shows a bar of so many rows (about; None: not known) while the block runs; the function moves it on."""
+CHUNK_BYTES_MAX: Final = 32 << 20  # about: of the rows that are in memory
+_TABLES_MAX: Final = 50  # of one view
+_COMPARED_MAX: Final = 500  # keys in one SELECT
+_WAIT_S: Final = 0.5
+_VIEWS_MAX: Final = 100
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
 
 
 class SnapshotProgress:
-    """See the module's docstring. Used by one thread.
+    """How far a snapshot is, for people: a bar, or a log line now and then. Used by one thread.
 
     Args:
         bar: None: log lines say how far it is.
@@ -101,11 +104,7 @@ class SnapshotProgress:
         self._advance = lambda _: None
 
 
-CHUNK_BYTES_MAX: Final = 32 << 20  # about: of the rows that are in memory
-_TABLES_MAX: Final = 50  # of one view
-_COMPARED_MAX: Final = 500  # keys in one SELECT
-_WAIT_S: Final = 0.5
-_VIEWS_MAX: Final = 100
+# --- the snapshot -----------------------------------------------------------------------------------------------------
 
 
 class Rows(Protocol):

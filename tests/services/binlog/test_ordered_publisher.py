@@ -17,7 +17,7 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.decoded_changes import RowChange, XaPrepare
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
-from txmq.binlog.publish import ownership, publisher
+from txmq.binlog.publish import ownership
 from txmq.binlog.publish.publisher import BatchingPublisher, OrderedPublisher, TransactionalPublisher
 from txmq.client.spooling.ordered_producer import OrderedOptions
 from txmq.errors import DirectoryInUseError
@@ -175,7 +175,7 @@ def test_a_second_process_with_the_same_spool_is_refused(readers: Readers) -> No
 
 def test_a_refused_message_stops_the_reader_and_is_kept(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
     # A topic that is made anew knows no numbers: what was sent is looked for in its log, after this time.
-    monkeypatch.setattr(publisher, "OrderedOptions", partial(OrderedOptions, visibility_wait_s=0.0))
+    monkeypatch.setattr("txmq.binlog.publish.publisher.OrderedOptions", partial(OrderedOptions, visibility_wait_s=0.0))
     first = readers.begun("one")
     readers.publish(first, 1)
     readers.require_rows(1)

@@ -15,7 +15,7 @@ from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.decoded_changes import RowChange, TransactionPart, XaEnd, XaPrepare
 from txmq.binlog.errors import BinlogError, ReaderFencedError
 from txmq.binlog.position import Position
-from txmq.binlog.publish import position_log, publisher
+from txmq.binlog.publish import position_log
 from txmq.binlog.publish.position_log import BrokerWait
 from txmq.binlog.publish.publisher import TransactionalPublisher
 from txmq.binlog.reader import BinlogReader
@@ -258,7 +258,7 @@ def test_an_outcome_that_was_not_seen_is_read_not_guessed(
 def test_stop_ends_the_wait_for_a_broker(
     connect: Callable[[], txmq.Client], broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, has_published: bool
 ) -> None:
-    monkeypatch.setattr(publisher, "CLOSE_S", 0.1)
+    monkeypatch.setattr("txmq.binlog.publish.publisher.CLOSE_S", 0.1)
     stop, refused = threading.Event(), list[TxmqError]()
     first = publisher(connect(), stop, transaction_rows_max=1)
     first.open()

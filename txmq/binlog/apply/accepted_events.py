@@ -1,4 +1,4 @@
-"""Which events are applied: only what the topic's own tables can be told, whoever writes the topic.
+"""Which topics are applied, and which of their events: only what a topic's own tables can be told, whoever writes it.
 
 Theory of operation. A topic says of a table what its writers say, and other topics have other writers. So a change is
 applied to the tables of its own topic alone, as ``publish.topic`` names it, and a statement is run only if every table
@@ -13,8 +13,6 @@ it is the source's own, may name tables without topics, and is run as it is; wit
 Invariants:
     * what is refused stops the applier before anything of it is run;
     * what this module does not know is refused.
-
-Which topics are applied.
 """
 
 from __future__ import annotations
@@ -32,6 +30,9 @@ from txmq.binlog.event_json import DDL, STATEMENT_FIELDS, TRUNCATE, ChangeEvent,
 from txmq.binlog.statements import What, oddity, recognise
 from txmq.client import Client
 
+_WITH_KEY: Final = "(with statement_key, what the source has run is run)"
+_TABLES_MAX: Final = 10_000
+
 
 def applied_topics(client: Client, settings: BinlogSettings) -> list[str]:
     """Those that ``apply.topics`` names, or else those of the sync that there are.
@@ -46,9 +47,6 @@ def applied_topics(client: Client, settings: BinlogSettings) -> list[str]:
     return sorted(
         topic.name for topic in client.topics.list() if named.match(topic.name) and topic.name not in internal
     )
-
-
-_WITH_KEY: Final = "(with statement_key, what the source has run is run)"
 
 
 class Accepted:
@@ -137,9 +135,6 @@ class Accepted:
             if len(self._topics) < _TABLES_MAX:
                 self._topics[table] = found
         return found
-
-
-_TABLES_MAX: Final = 10_000
 
 
 def _well_formed(event: ChangeEvent, topic: str) -> Ddl:

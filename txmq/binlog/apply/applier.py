@@ -7,21 +7,19 @@ nothing, and partitions are written at the same time. Statements wait until ever
 (``partition_queues.py``), and are run once (``ddl.py``). The markers ``begin`` and ``end`` of large transactions are
 passed over: each partition commits for itself.
 
+The consumer's offset store is the target itself (``TargetOffsets``). A partition is loaded from it, which fences
+earlier owners. From then on the offset is saved in the transactions that hold the rows, one for a batch, and by nothing
+else: what the consumer would save by itself stands in the target already, or is newer there. Only where the partition's
+log is another one than the target's offset counts in (``txmq.log.history``), the consumer goes back before that offset:
+then it is saved.
+
 If a batch does not fit the target, its changes are applied one by one. A value that must be unique may be in use only
 because another partition is behind, or further: the change waits for a while, and the other partitions go on. No
 partition passes another one by more than what is in memory, so all that leads the topic's partitions to one moment of
 the source can then be written in one transaction. If it still does not fit, it is a conflict.
 
-The process begins anew, with a new consumer, if topics were made or a partition was another process's meanwhile.
-
-The offset store of the applier's consumer: the target itself.
-
-Theory of operation. The consumer loads a partition from the store, which fences earlier owners. From then on the offset
-is saved in the transactions that hold the rows (``target.py``), one for a batch, and by nothing else: what the consumer
-would save by itself stands in the target already, or is newer there. Only where the partition's log is another one than
-the target's offset counts in (``txmq.log.history``), the consumer goes back before that offset: then it is saved.
-
-One run of the applier: a consumer, its queues, and the threads that write.
+The process begins anew with a new ``Session`` (a consumer, its queues, and the threads that write) if topics were made
+or a partition was another process's meanwhile.
 """
 
 from __future__ import annotations
@@ -58,10 +56,23 @@ from txmq.runtime.threads import Lock, Signal, start_daemon, until_terminated
 
 Loaded = Callable[[TopicPartition, int, int | None], None]  # slot, generation, offset
 GoesBack = Callable[[TopicPartition, int], None]  # slot, offset
+POLL_S = 0.2
+POLL_MAX = 2000
+TOPICS_S = 1.0  # between two looks for new topics, or for any
+STOP_S = 60.0
+PAUSE_S, REFUSED_PAUSE_S = 0.1, 0.01
+TOGETHER_S = 0.2  # of refusals, before a topic's partitions are written together
+EVENT_SHOWN_MAX = 2000
+WAITING_S, MISSING_SHOWN_MAX = 10.0, 10  # of a statement, before it is told
+_ROW_OPS = frozenset(map(str, Op))
+ANEW_PAUSE_S = Backoff(0.1, 5.0)
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
 
 
 class TargetOffsets:
-    """See the module's docstring; implements ``OffsetStore``.
+    """The offset store of the applier's consumer: the target itself. Implements ``OffsetStore``.
 
     Args:
         store: in the target.
@@ -87,7 +98,7 @@ class TargetOffsets:
         return found
 
     def save(self, group: str, positions: Sequence[OffsetPosition]) -> Collection[TopicPartition]:
-        """Save what goes back before the offset that was loaded: see the module's docstring."""
+        """Save what goes back before the offset that was loaded; all else is saved with the rows."""
         back = [one for one in positions if one.offset < self._loaded.get((one.slot, one.generation), 0)]
         refused = self._store.save(group, back) if back else ()
         for position in back:
@@ -101,15 +112,7 @@ class TargetOffsets:
         self._store.leave(group)
 
 
-POLL_S = 0.2
-POLL_MAX = 2000
-TOPICS_S = 1.0  # between two looks for new topics
-STOP_S = 60.0
-PAUSE_S, REFUSED_PAUSE_S = 0.1, 0.01
-TOGETHER_S = 0.2  # of refusals, before a topic's partitions are written together
-EVENT_SHOWN_MAX = 2000
-WAITING_S, MISSING_SHOWN_MAX = 10.0, 10  # of a statement, before it is told
-_ROW_OPS = frozenset(map(str, Op))
+# --- one run ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -148,7 +151,7 @@ class Replica:
 
 
 class Session:
-    """See the module's docstring. ``run`` once.
+    """One run of the applier: a consumer, its queues, and the threads that write. ``run`` once.
 
     Args:
         applied: counts on.
@@ -434,8 +437,7 @@ def _event(message: Message) -> ChangeEvent:
         raise TargetError(f"{where}: {error}: set apply.topics to the topics of this sync") from None
 
 
-TOPICS_S = 1.0  # between two looks, while there are no topics
-ANEW_PAUSE_S = Backoff(0.1, 5.0)
+# --- the applier ------------------------------------------------------------------------------------------------------
 
 
 class Applier:

@@ -1,21 +1,19 @@
 """The comparison of source and target, table by table: checksums of chunks, and the rows that differ.
 
-Theory of operation. A table is cut into chunks by the source's key. Both databases sum each chunk; if the sums are not
-the same, the columns' sums of its rows are read from both and compared here. A row that only the target has is found in
-the chunk into whose range it falls; the last chunk has no end. A table without a key is one chunk, and rows are
-compared by how often each is there.
+Theory of operation. A table is cut into chunks by the source's key. Both databases sum each chunk, by SQL that is the
+same for both (``RowSums``); if the sums are not the same, the columns' sums of its rows are read from both and compared
+here. A row that only the target has is found in the chunk into whose range it falls; the last chunk has no end. A table
+without a key is one chunk, and rows are compared by how often each is there.
 
-While changes are on their way, source and target differ: a chunk that differs is looked at again until it is the same,
-or until ``settle_s`` is over. A row counts as different if it was so at every look.
-
-Checksums of rows, made by the database: SQL that is the same for source and target.
-
-Theory of operation. Each column has an expression that gives its value as hexadecimal text, or NULL. Two values have
-the same text if, and only if, they are the same value of the column's type. A row's sum is the SHA-256 of these texts;
-a chunk's is the sum of its rows' as numbers, so that equal rows count as often as they are there.
+Each column has an expression that gives its value as hexadecimal text, or NULL. Two values have the same text if, and
+only if, they are the same value of the column's type. A row's sum is the SHA-256 of these texts; a chunk's is the sum
+of its rows' as numbers, so that equal rows count as often as they are there.
 
 A chunk is a range of the key, ``low < key <= high``. The key's columns are compared in the order in which the database
 sorts them, and are read in a form that can be compared with them again.
+
+While changes are on their way, source and target differ: a chunk that differs is looked at again until it is the same,
+or until ``settle_s`` is over. A row counts as different if it was so at every look.
 
 Source: MariaDB 10.11, "HEX", "SHA2", "ORDER BY" (ENUM and SET sort by number).
 """
@@ -40,6 +38,18 @@ Key = tuple[Any, ...]
 _BY_NUMBER = frozenset({"enum", "set", "bit"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "year"})
+CHUNK_ROWS = 2000
+DIFFERENCES_MAX = 1000  # of a table; more are counted only
+LOOK_AGAIN_S = 0.2
+SOURCE = "the source"
+_TABLES = (
+    "SELECT table_schema, table_name, COALESCE(table_rows, 0) FROM information_schema.tables "
+    "WHERE table_type = 'BASE TABLE' ORDER BY table_schema, table_name"
+)
+_Rows = dict[tuple[str, ...], tuple[Any, ...]]
+
+
+# --- checksums --------------------------------------------------------------------------------------------------------
 
 
 class Chunk(NamedTuple):
@@ -146,15 +156,7 @@ def _is_bytes(column: TargetColumn) -> bool:
     return column.type in _BYTES or column.is_opaque or column.type == "bit"
 
 
-CHUNK_ROWS = 2000
-DIFFERENCES_MAX = 1000  # of a table; more are counted only
-LOOK_AGAIN_S = 0.2
-SOURCE = "the source"
-_TABLES = (
-    "SELECT table_schema, table_name, COALESCE(table_rows, 0) FROM information_schema.tables "
-    "WHERE table_type = 'BASE TABLE' ORDER BY table_schema, table_name"
-)
-_Rows = dict[tuple[str, ...], tuple[Any, ...]]
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

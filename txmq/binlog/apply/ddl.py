@@ -1,4 +1,4 @@
-"""Statements of the source, run in the target: each once.
+"""Statements of the source, run in the target: each once, and in the session of the source, as a replica runs it.
 
 Theory of operation. A statement such as ALTER TABLE ends the transaction that it stands in, so it cannot share one with
 the offsets. Before it is run a row says that it begins, and what the definitions of its tables are; after it the row
@@ -6,17 +6,15 @@ says that it is done, in one transaction with the offsets of all partitions that
 between, the next one compares the definitions: if they are the same as before, the statement was not run, for the
 database runs each whole or not at all (a statement that changes no definition may run twice). A RENAME that swaps
 tables of one definition renames a mark as well, a table of the applier's own. The session that runs a
-statement has a lock of the server: it keeps out whoever comes while a predecessor's statement is still running. That
-session is the source's (``source_session.py``), and autocommits; the row and the offsets are written over another one.
+statement has a lock of the server: it keeps out whoever comes while a predecessor's statement is still running. It
+autocommits; the row and the offsets are written over another one.
 
-Source: MariaDB 10.6 and later, "Atomic DDL"; MySQL 8.0, "Atomic Data Definition Statement Support".
+The variables of the session are the source's (``enter_session``). Of what an older or another server does not tell, the
+target's own default must not decide: ``_UNTOLD`` says what the source then means. A variable that the target does not
+have is left out if it says what holds there without it.
 
-The session of the source in the target: a statement is run in it, as a replica runs it.
-
-Of what an older or another server does not tell, the target's own default must not decide: ``_UNTOLD`` says what the
-source then means. A variable that the target does not have is left out if it says what holds there without it.
-
-Source: MariaDB, "Replication and Binary Log System Variables"; MySQL, "Replication and Variables".
+Source: MariaDB 10.6 and later, "Atomic DDL"; MySQL 8.0, "Atomic Data Definition Statement Support"; MariaDB,
+"Replication and Binary Log System Variables"; MySQL, "Replication and Variables".
 """
 
 from __future__ import annotations
@@ -49,6 +47,22 @@ _WITHOUT: Final[dict[str, SessionValue]] = {
     "sql_require_primary_key": 0,
 }  # fmt: skip
 _LOCALE: Final = "en_US"  # of the number 0
+_CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {{table}} (consumer_group {MYSQL.text} NOT NULL, gtid {MYSQL.text} NOT NULL, "
+    "state VARCHAR(8) NOT NULL, statement LONGTEXT CHARACTER SET utf8mb4 NOT NULL, "
+    "definitions LONGTEXT CHARACTER SET utf8mb4 NOT NULL, changed_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP "
+    f"ON UPDATE CURRENT_TIMESTAMP, PRIMARY KEY (consumer_group, gtid)){MYSQL.table_options}"
+)
+_TABLES_OF = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s ORDER BY table_name"
+_COLLATION_OF = "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
+_CREATES = re.compile(r"\s*CREATE\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
+_LOCK_S = 60
+_NO_TABLE, _NO_DATABASE = 1146, 1049
+_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
+BEGUN, DONE, SKIPPED = "begun", "done", "skipped"
+
+
+# --- the session of the source ----------------------------------------------------------------------------------------
 
 
 class OtherSessionError(Exception):
@@ -91,23 +105,7 @@ def _shown(name: str, value: SessionValue | None) -> tuple[str, ...]:
     return (str(value), "ON") if value == 1 else (str(value), "OFF") if value == 0 else (str(value),)
 
 
-def _text(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
-
-
-_CREATE = (
-    f"CREATE TABLE IF NOT EXISTS {{table}} (consumer_group {MYSQL.text} NOT NULL, gtid {MYSQL.text} NOT NULL, "
-    "state VARCHAR(8) NOT NULL, statement LONGTEXT CHARACTER SET utf8mb4 NOT NULL, "
-    "definitions LONGTEXT CHARACTER SET utf8mb4 NOT NULL, changed_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP "
-    f"ON UPDATE CURRENT_TIMESTAMP, PRIMARY KEY (consumer_group, gtid)){MYSQL.table_options}"
-)
-_TABLES_OF = "SELECT table_name FROM information_schema.tables WHERE table_schema = %s ORDER BY table_name"
-_COLLATION_OF = "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
-_CREATES = re.compile(r"\s*CREATE\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
-_LOCK_S = 60
-_NO_TABLE, _NO_DATABASE = 1146, 1049
-_COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
-BEGUN, DONE, SKIPPED = "begun", "done", "skipped"
+# --- statements -------------------------------------------------------------------------------------------------------
 
 
 class TargetStatements:

@@ -6,7 +6,7 @@ message is a statement is taken with that message alone, and then waits at the *
 queues that have the statement wait there, the thread that came last runs it, and all go on.
 
 Partitions have no order between them, but each message says its *epoch*, some hundred changes of the binlog's order
-(``publish.batching``). Of a topic only epochs are handed out that are whole: all of their messages are in the queues,
+(``publish.publisher``). Of a topic only epochs are handed out that are whole: all of their messages are in the queues,
 in every partition, or applied. A partition has an epoch whole when it has a message of a later one; or when it has
 reached where it ended after the epoch was seen in any partition (``unasked``, ``seen``): an idle partition holds nobody
 up. So no partition passes another one by more than what is in memory, and all of it can be applied together.

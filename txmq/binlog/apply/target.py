@@ -1,23 +1,22 @@
 """One connection to the target, and what is written over it: changes with their partitions' offsets, in a transaction.
 
-Invariants:
-    * the offset is saved before the rows are written, under the generation of the queue: a process that has lost the
-      partition writes nothing, and one whose COMMIT had no answer finds that its offset is saved;
-    * a transaction is committed whole or not at all; after an error the connection is closed.
-
-Source: MariaDB 10.11, "sql_mode", "SET TRANSACTION".
-
-A partition's changes of one table, as few statements: the net change of each row, by its key.
-
-Theory of operation. Of all changes of a row only two things count: whether the row was there before the first one, and
-what it is after the last one. So a batch becomes two statements for a table: one deletes the rows that were there, one
-inserts what there is now. Deletion comes first, so that a value of a unique key is free before it is taken.
+Theory of operation. A partition's changes of a table become few statements: the net change of each row, by its key. Of
+all changes of a row only two things count: whether the row was there before the first one, and what it is after the
+last one. So a batch becomes two statements for a table: one deletes the rows that were there, one inserts what there is
+now. Deletion comes first, so that a value of a unique key is free before it is taken.
 
 The number of rows that the first statement deletes must be what the changes say, and the second one must meet no row
 of the same key. A row that is inserted and deleted again must not be there: it is deleted, and none may be found. If
 one of this fails, source and target differ, and the caller applies the changes one by one.
 
 A table without a key has no net changes: its rows are deleted and inserted one by one, in order.
+
+Invariants:
+    * the offset is saved before the rows are written, under the generation of the queue: a process that has lost the
+      partition writes nothing, and one whose COMMIT had no answer finds that its offset is saved;
+    * a transaction is committed whole or not at all; after an error the connection is closed.
+
+Source: MariaDB 10.11, "sql_mode", "SET TRANSACTION".
 """
 
 from __future__ import annotations
@@ -40,6 +39,21 @@ from txmq.xa.database.mysql_driver import mysql_driver, tls_arguments
 
 STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
 Item = TypeVar("Item")
+# Values that do not fit are refused, and dates that do not exist are written as they are.
+STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+LENIENT = "ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+TARGET = "the target"
+_DUPLICATE = 1062  # ER_DUP_ENTRY
+_TRUNCATED = 1265  # WARN_DATA_TRUNCATED
+_SESSION = (
+    "SET NAMES utf8mb4",
+    # The source's rows are written, whatever it has checked; MySQL has no such switch.
+    "SET SESSION time_zone = '+00:00', foreign_key_checks = 0, autocommit = 0 /*M! , check_constraint_checks = 0 */",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer locks between rows
+)
+
+
+# --- net changes ------------------------------------------------------------------------------------------------------
 
 
 class RowEvent(NamedTuple):
@@ -209,19 +223,10 @@ def _marks(count: int) -> str:
     return ",".join(["%s"] * count)
 
 
-# Values that do not fit are refused, and dates that do not exist are written as they are.
-STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
-LENIENT = "ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
-TARGET = "the target"
-_DUPLICATE = 1062  # ER_DUP_ENTRY
-_TRUNCATED = 1265  # WARN_DATA_TRUNCATED
-_SESSION = (
-    "SET NAMES utf8mb4",
-    # The source's rows are written, whatever it has checked; MySQL has no such switch.
-    "SET SESSION time_zone = '+00:00', foreign_key_checks = 0, autocommit = 0 /*M! , check_constraint_checks = 0 */",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer locks between rows
-)
 Changes = Mapping[TableName, Sequence[RowEvent]]
+
+
+# --- the connection ---------------------------------------------------------------------------------------------------
 
 
 class Written(NamedTuple):

@@ -4,19 +4,16 @@ Theory of operation. Each txmq transaction writes one position message, and ackn
 offset is that of the newest message, always. The reader is the group's member that has the topic's one partition. A
 second one stands by, and takes over with a new generation. The broker refuses the former one's transaction then.
 
+A position goes out with messages, in one txmq transaction (``PositionCommits``), until what became of it is known: if
+the outcome is not known, the log says it; a transaction that was rolled back is sent again, the same messages. A broker
+that is away is waited for (``BrokerWait``): the binlog keeps what is not published.
+
 A start creates the topic, writes the first message, and creates the parked topic, in this order. So a position topic
 that is missing or empty while there is a parked topic was deleted, and is no first start.
 
 Invariants:
     * what the log says is what is published: after an end of a transaction that was not seen, it is read again;
     * only transactions that save the group's offset write positions; any number of first messages may lie between.
-
-A broker that is away is waited for: the binlog keeps what is not published.
-
-Positions into their topic, each with messages in one txmq transaction, until what became of it is known.
-
-Theory of operation. If the outcome of a transaction is not known, the position log says it. A transaction that was
-rolled back is sent again, the same messages.
 """
 
 from __future__ import annotations
@@ -56,6 +53,14 @@ from txmq.runtime.ports import Clock
 
 T = TypeVar("T")
 PAUSE_S = Backoff(0.05, 1.0)
+POLL_S = 0.25
+_SEGMENT_SIZE_BYTES = 8 << 20
+_RETENTION_SIZE_BYTES = 64 << 20  # by size alone: the newest message always stays
+_NAME_LENGTH_MAX = 100
+_FINAL = (TooLargeError, UnknownTopicError, BadRequestError, InvalidNameError, InvalidBatchError)
+
+
+# --- a broker that is away --------------------------------------------------------------------------------------------
 
 
 class BrokerWait:
@@ -91,10 +96,7 @@ class BrokerWait:
         self._sparingly.warning("waiting for the broker", error=str(error))
 
 
-POLL_S = 0.25
-_SEGMENT_SIZE_BYTES = 8 << 20
-_RETENTION_SIZE_BYTES = 64 << 20  # by size alone: the newest message always stays
-_NAME_LENGTH_MAX = 100
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 
 def member_name() -> str:
@@ -126,7 +128,7 @@ def newest_position(client: Client, settings: BinlogSettings) -> Published | Non
 
 
 class PositionLog:
-    """See the module's docstring. Used by one thread.
+    """The log of one reader, which is the member of its group. Used by one thread.
 
     Args:
         settings: name and group.
@@ -307,11 +309,11 @@ class PositionLog:
             raise RolledBackError(f"the position was not delivered again yet: {error}") from error
 
 
-_FINAL = (TooLargeError, UnknownTopicError, BadRequestError, InvalidNameError, InvalidBatchError)
+# --- commits ----------------------------------------------------------------------------------------------------------
 
 
 class PositionCommits:
-    """See the module's docstring. Used by one thread.
+    """Publishes positions with messages, until it is known what became of them. Used by one thread.
 
     Args:
         gives_up: the reader ends, and the broker is not waited for any more.

@@ -2,7 +2,7 @@
 
 ``{"id", "position": {}, "open": {} | null, "parked": {}, "rows", "transactions", "source_ms", "published_ms"}``, and
 ``"snapshot": {}`` while one is unfinished, ``"ended": []`` after XA COMMITs, ``"spool": {}`` if changes may be in a
-spool, and nowhere else (``ordered_publisher``), and ``"placing"`` unless it was written by an older version.
+spool, and nowhere else (``publisher``), and ``"placing"`` unless it was written by an older version.
 
 The first message of a position topic is ``{"genesis": true}``: the group then has an offset to save, and the first
 transaction a message to acknowledge. More than one does no harm.
@@ -87,8 +87,8 @@ class Published:
         ended: the newest XA transactions that were committed: a server that is killed within an XA COMMIT writes it
             into its binlog again when the transaction manager repeats it.
         spool: that of an ordered reader; None if all of the changes are in their topics.
-        placing: how changes got their partitions (``selectors.placing_of``).
-        epoch: the newest one (``batching``).
+        placing: how changes got their partitions (``topics.placing_of``).
+        epoch: the newest one (``publisher``).
         sent: the messages of this one, and of all before, are in their topics.
     """
 

@@ -1,6 +1,4 @@
-"""The changes of prepared XA transactions, read back from the parked topic, or from the notes of a spool.
-
-What both publishers have: parts into batches, by the reader's thread, and batches out, by a second one.
+"""The publisher, in its two modes: parts into batches, by the reader's thread, and batches out, by a second one.
 
 Theory of operation. The reader's thread makes steps of the parts (``change_messages``) and adds them to a batch. A
 second thread takes the batch, commits it, and takes the next one, which has been gathered meanwhile. So a batch is as
@@ -12,34 +10,25 @@ The messages of a batch are numbered by *epochs*, some hundred changes of the bi
 seen an epoch, and reads each partition as far as it then ends, has all of it and of those before
 (``apply.partition_queues``). The position holds the last number, through all kills.
 
+The transactional publisher publishes a batch as one txmq transaction, with the position message and the
+acknowledgement of the one before it. If the broker is away, it is waited for (``position_log``).
+
+The ordered publisher puts a batch, and what is then published, into the spool of an ordered producer on this machine,
+in one synced transaction of the spool (``write_ahead``). So a start goes on exactly after what the spool has taken, and
+nothing is read again. The spool is sent by the producer: once, and in order in each partition, whatever is killed. The
+reader goes on while the broker is away, until the spool is full. Then it waits, as it does for the first change of a
+table whose topic is not known here. Which reader may send is a question of ``ownership``.
+
+The changes of a prepared XA transaction wait in the parked topic, or in ordered mode in notes of the spool, which are
+written with the position after the prepare and dropped with the position after its end. They are read back at its end.
+
 Invariants:
     * batches are committed one after another, in order, each once;
     * a batch holds whole steps, and is committed with what is then published;
-    * an error of the second thread is raised in the first one.
-
-The transactional publisher: changes and position are one txmq transaction.
-
-Theory of operation. A batch (``batching``) is published as one transaction, with the position message and the
-acknowledgement of the one before it (``position_log``). If the broker is away, it is waited for (``commits``).
-
-Invariant: a transaction of the source is seen all or none, unless it comes in parts.
-
-The ordered publisher: changes go through the spool of an ordered producer, with their position.
-
-Theory of operation. A batch (``batching``), and what is then published, are one synced transaction of the spool on this
-machine (``write_ahead``). So a start goes on exactly after what the spool has taken, and nothing is read again. The
-spool is sent by the producer: once, and in order in each partition, whatever is killed. The reader goes on while the
-broker is away, until the spool is full. Then it waits, as it does for the first change of a table whose topic is not
-known here.
-
-The changes of prepared XA transactions are notes in the spool. They are written with the position after the prepare,
-and dropped with the position after its end.
-
-Which reader may send is a question of ``ownership``.
-
-Invariants:
-    * messages of a partition are appended, and sent, in the order of the binlog;
-    * a message that the broker refuses stops the reader, and those after it in its partition wait.
+    * an error of the second thread is raised in the first one;
+    * transactional: a transaction of the source is seen all or none, unless it comes in parts;
+    * ordered: messages of a partition are appended, and sent, in the order of the binlog; a message that the broker
+      refuses stops the reader, and those after it in its partition wait.
 """
 
 from __future__ import annotations
@@ -86,6 +75,14 @@ from txmq.runtime.threads import Condition, Signal, start_daemon
 
 _WAIT_S = 30.0  # for messages of another home's partition to appear
 _ENVELOPE = {TOPIC_HEADER, PARTITION_HEADER, KEY_HEADER}
+IDLE_S = 1.0  # a position without messages waits so long for messages
+CLOSE_S = 10.0
+BATCH_SIZE_BYTES = 256 << 10  # a batch of the spool is one of the log
+_FULL_S = 0.05  # a full spool is looked at this often
+_TOPIC_S = 5.0
+
+
+# --- changes of prepared XA transactions ------------------------------------------------------------------------------
 
 
 class ParkedTopic:
@@ -158,12 +155,11 @@ def opened(message: Message) -> Outgoing:
     return topic, partition, headers[KEY_HEADER], message.value or b"", kept, message.timestamp_ms
 
 
-IDLE_S = 1.0  # a position without messages waits so long for messages
-CLOSE_S = 10.0
+# --- what both publishers have ----------------------------------------------------------------------------------------
 
 
 class BatchingPublisher(ABC):
-    """See the module's docstring. Used by one thread.
+    """What both publishers have. Used by one thread.
 
     Args:
         is_stopped: the reader must end: its thread waits for nothing then, and the second one not for long.
@@ -395,8 +391,11 @@ class BatchingPublisher(ABC):
         return batch.begun_at + linger_s - self._clock.monotonic()
 
 
+# --- transactional ----------------------------------------------------------------------------------------------------
+
+
 class TransactionalPublisher(BatchingPublisher):
-    """See the module's docstring. Used by one thread. The arguments are those of ``BatchingPublisher``."""
+    """Changes and position are one txmq transaction. Arguments and threads: as ``BatchingPublisher``."""
 
     def __init__(
         self, client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool], unread: Unread | None = None
@@ -442,13 +441,11 @@ class TransactionalPublisher(BatchingPublisher):
             self._log.close()
 
 
-BATCH_SIZE_BYTES = 256 << 10  # a batch of the spool is one of the log
-_FULL_S = 0.05  # a full spool is looked at this often
-_TOPIC_S = 5.0
+# --- ordered ----------------------------------------------------------------------------------------------------------
 
 
 class OrderedPublisher(BatchingPublisher):
-    """See the module's docstring. Used by one thread. The arguments are those of ``BatchingPublisher``."""
+    """Changes go through the spool, with their position. Arguments and threads: as ``BatchingPublisher``."""
 
     def __init__(
         self, client: Client, settings: BinlogSettings, is_stopped: Callable[[], bool], unread: Unread | None = None

@@ -2,15 +2,13 @@
 
 Two tables whose names ``config.escaped`` makes one are refused.
 
+What stays in one partition, in order, is the changes of a row, of a table, or of a transaction (``publish.by``): each
+has a selector, which sees the event's key and two headers. For the last two kinds all rows of a table in a transaction
+have the same partition, so that it is asked once and not for each row. Keys that most collations take for one row's,
+because they differ in case, accents or spaces alone, have one partition.
+
 Invariant: a topic has for this reader the number of partitions that it had when its first change came, so that a key
 stays in its partition. More partitions count from the reader's next start.
-
-What stays in one partition, in order: the changes of a row, of a table, or of a transaction.
-
-A selector sees the event's key and two headers. For the last two kinds all rows of a table in a transaction have the
-same partition, so that ``topics`` asks once and not for each row.
-
-Keys that most collations take for one row's, because they differ in case, accents or spaces alone, have one partition.
 """
 
 from __future__ import annotations
@@ -31,6 +29,9 @@ TABLE_HEADER = "txmq.table"  # database.table
 GTID_HEADER = "txmq.gtid"
 
 _FOLDING = 2  # of ``_folded``; 1 was without it
+
+
+# --- what stays in one partition --------------------------------------------------------------------------------------
 
 
 class RowSelector(PartitionSelector):
@@ -91,6 +92,9 @@ def _folded(key: bytes) -> bytes:
 def _hashed(message: Message, header: str) -> int:
     found: int = crc32c(message.headers[header])
     return found
+
+
+# --- the topics -------------------------------------------------------------------------------------------------------
 
 
 class TablePlace:

@@ -1,7 +1,7 @@
 """What a snapshot has still to read, and which changes are passed over for it.
 
 Theory of operation. A snapshot reads table after table, and a table by its key. It reads at positions of the binlog
-(``snapshot/consistent_read.py``), and between two of them the reader publishes the binlog as ever. A row that is not
+(``consistent_read.py``), and between two of them the reader publishes the binlog as ever. A row that is not
 read yet has been published by nobody: its change is passed over, for the snapshot will read what the change has made. A
 row that is read has been published as ``r``: its change follows. So each row is ``r`` once, and then its later changes,
 in order.

@@ -1,15 +1,14 @@
-"""The connection over which a server sends its binlog. It never connects again by itself: the library's own reader
-would, and from the position that it was made with.
+"""The connection over which a server sends its binlog, and the events cut from its bytes.
 
+It never connects again by itself: the library's own reader would, and from the position that it was made with.
 mysql-replication carries on the dialogue that makes a replica of us (capabilities, heartbeats, registration, the dump
 command with GTIDs of either kind); the packets after it are read here.
 
-The server's packets, cut from the bytes of its connection.
-
     length 3 | number 1 | bytes        a packet of 16 MiB - 1 bytes goes on in the next one
 
-A packet holds an event after a zero byte, or an error (255), or the end of the stream (254). Source: MySQL 8.0,
-"Protocol: MySQL Packets", "Protocol: COM_BINLOG_DUMP".
+A packet holds an event after a zero byte, or an error (255), or the end of the stream (254).
+
+Source: MySQL 8.0, "Protocol: MySQL Packets", "Protocol: COM_BINLOG_DUMP".
 """
 
 from __future__ import annotations
@@ -28,6 +27,13 @@ from txmq.binlog.source.options import SourceOptions
 
 _FULL: Final = 0xFFFFFF
 _FATAL_READING: Final = 1236  # ER_MASTER_FATAL_ERROR_READING_BINLOG
+_RECEIVE_BYTES = 256 << 10
+_WAIT_S_MIN = 0.0001  # 0 would make the socket a non-blocking one, whose errors are others
+_HEARTBEATS_PER_SILENCE = 5
+_REFUSED = frozenset({1044, 1045, 1049, 1227, 1698, 4031})  # access denied, no such privilege, wrong host
+
+
+# --- packets ----------------------------------------------------------------------------------------------------------
 
 
 class Packets:
@@ -99,10 +105,7 @@ def _error(packet: bytes) -> BinlogError:
     return SourceError(f"the server does not send its binlog from this position: {text}")
 
 
-_RECEIVE_BYTES = 256 << 10
-_WAIT_S_MIN = 0.0001  # 0 would make the socket a non-blocking one, whose errors are others
-_HEARTBEATS_PER_SILENCE = 5
-_REFUSED = frozenset({1044, 1045, 1049, 1227, 1698, 4031})  # access denied, no such privilege, wrong host
+# --- the connection ---------------------------------------------------------------------------------------------------
 
 
 class _Connection(Connection):  # type: ignore[misc]  # the library has no types

@@ -2,22 +2,20 @@
 
     timestamp 4 | type 1 | server id 4 | size 4 | position after 4 | flags 2 | body | CRC32 4, if the file has them
 
-Sources: MariaDB, "Replication Protocol: Event Types"; MariaDB server 10.11, ``sql/log_event.h``; MySQL 8.0,
-"Binlog Event".
-
-Status variables of a statement's event: the session in which the statement was run.
+A statement's event has status variables, the session in which the statement was run:
 
     code 1 | value, of a size that the code says | ...
 
 A replica sets them before it runs the statement: what CURRENT_TIMESTAMP is, which modes hold, what a text's characters
-are. So the statement's own event carries them (``session``, by the names of the server's variables), and the applier
+are. So the event that is published carries them (``session``, by the names of the server's variables), and the applier
 sets them. A code that is not known has no size that is known: what comes after it cannot be read.
 
 foreign_key_checks is left out: the rows of other tables are of other topics, and may come later in a copy. So is
 autocommit, which a replica does not set either.
 
-Sources: MariaDB, "Replication Protocol: QUERY_EVENT"; MariaDB server 10.11 and 11.8, ``sql/log_event.h``,
-``sql/sql_priv.h``; MySQL 9, ``mysql::binlog::event::Query_event``.
+Sources: MariaDB, "Replication Protocol: Event Types", "Replication Protocol: QUERY_EVENT"; MariaDB server 10.11 and
+11.8, ``sql/log_event.h``, ``sql/sql_priv.h``; MySQL 8.0, "Binlog Event"; MySQL 9,
+``mysql::binlog::event::Query_event``.
 """
 
 from __future__ import annotations
@@ -73,10 +71,54 @@ _MODES_OF: Final[dict[Flavor, tuple[str, ...]]] = {
     "mariadb": (*_MODES, "EMPTY_STRING_IS_NULL", "SIMULTANEOUS_ASSIGNMENT", "TIME_ROUND_FRACTIONAL"),
 }
 SYSTEM: Final = "SYSTEM"  # the time zone of the machine
+RowOp = Literal["c", "u", "d"]
+HEADER: Final = Struct("<IBIIIH")
+HEADER_SIZE: Final = 19
+CHECKSUM_SIZE: Final = 4
+QUERY_COMPRESSED: Final = 165
+EVENT_BYTES_MAX: Final = 64 << 20
+UNREADABLE: Final = (ValueError, LookupError, OverflowError, struct.error, zlib.error)  # bytes that are no such event
+IGNORABLE_FLAG: Final = 0x80  # LOG_EVENT_IGNORABLE_F: a reader that does not know it may pass over it
+ROWS: Final[dict[int, tuple[RowOp, bool, bool]]] = {  # type of a rows event: (op, version 2, compressed)
+    BINLOG.WRITE_ROWS_EVENT_V1: ("c", False, False), BINLOG.WRITE_ROWS_EVENT_V2: ("c", True, False),
+    BINLOG.UPDATE_ROWS_EVENT_V1: ("u", False, False), BINLOG.UPDATE_ROWS_EVENT_V2: ("u", True, False),
+    BINLOG.DELETE_ROWS_EVENT_V1: ("d", False, False), BINLOG.DELETE_ROWS_EVENT_V2: ("d", True, False),
+    166: ("c", False, True), 169: ("c", True, True), 167: ("u", False, True), 170: ("u", True, True),
+    168: ("d", False, True), 171: ("d", True, True),
+    BINLOG.PARTIAL_UPDATE_ROWS_EVENT: ("u", True, False),
+}  # fmt: skip
+PASSED_OVER: Final = frozenset(
+    {
+        BINLOG.STOP_EVENT, BINLOG.INTVAR_EVENT, BINLOG.RAND_EVENT, BINLOG.USER_VAR_EVENT, BINLOG.IGNORABLE_LOG_EVENT,
+        BINLOG.HEARTBEAT_LOG_EVENT, BINLOG.ROWS_QUERY_LOG_EVENT, BINLOG.PREVIOUS_GTIDS_LOG_EVENT,
+        BINLOG.MARIADB_ANNOTATE_ROWS_EVENT, BINLOG.MARIADB_BINLOG_CHECKPOINT_EVENT,
+        BINLOG.MARIADB_GTID_GTID_LIST_EVENT,
+        BINLOG.MARIADB_START_ENCRYPTION_EVENT,  # of the file: the server decrypts what it sends
+        36, 37, 41,  # MySQL: transaction context, view change, heartbeat of the second kind
+    }
+)  # fmt: skip
+LOAD_DATA: Final = frozenset(
+    {BINLOG.BEGIN_LOAD_QUERY_EVENT, BINLOG.EXECUTE_LOAD_QUERY_EVENT, BINLOG.APPEND_BLOCK_EVENT}
+)
+REFUSED: Final = {
+    BINLOG.INCIDENT_EVENT: "the server lost events (an incident): begin anew with a snapshot",
+    BINLOG.ANONYMOUS_GTID_LOG_EVENT: "it has no GTID: SET GLOBAL gtid_mode=ON",
+    40: "its transactions are compressed: SET GLOBAL binlog_transaction_compression=OFF",
+    42: "it has a GTID with a tag, which is not supported",
+}
+_STANDALONE, _GROUP_COMMIT_ID, _PREPARED_XA, _COMPLETED_XA = 1, 2, 64, 128
+_START_ALTER, _ROLLBACK_ALTER = 2, 8
+_MARIADB_GTID = Struct("<QIB")
+_MYSQL_GTID = Struct("<B16sQ")
+_QUERY = Struct("<IIBHH")
+_XA_PREPARE = Struct("<BIII")
+
+
+# --- status variables -------------------------------------------------------------------------------------------------
 
 
 class StatusVariables:
-    """See the module's docstring.
+    """The status variables of one statement's event.
 
     Args:
         values: each variable's bytes by its code.
@@ -224,50 +266,7 @@ def _size_of_names(status: bytes, at: int, count: int) -> int:
     return end - at
 
 
-RowOp = Literal["c", "u", "d"]
-HEADER: Final = Struct("<IBIIIH")
-HEADER_SIZE: Final = 19
-CHECKSUM_SIZE: Final = 4
-
-QUERY_COMPRESSED: Final = 165
-EVENT_BYTES_MAX: Final = 64 << 20
-UNREADABLE: Final = (ValueError, LookupError, OverflowError, struct.error, zlib.error)  # bytes that are no such event
-IGNORABLE_FLAG: Final = 0x80  # LOG_EVENT_IGNORABLE_F: a reader that does not know it may pass over it
-
-ROWS: Final[dict[int, tuple[RowOp, bool, bool]]] = {  # type of a rows event: (op, version 2, compressed)
-    BINLOG.WRITE_ROWS_EVENT_V1: ("c", False, False), BINLOG.WRITE_ROWS_EVENT_V2: ("c", True, False),
-    BINLOG.UPDATE_ROWS_EVENT_V1: ("u", False, False), BINLOG.UPDATE_ROWS_EVENT_V2: ("u", True, False),
-    BINLOG.DELETE_ROWS_EVENT_V1: ("d", False, False), BINLOG.DELETE_ROWS_EVENT_V2: ("d", True, False),
-    166: ("c", False, True), 169: ("c", True, True), 167: ("u", False, True), 170: ("u", True, True),
-    168: ("d", False, True), 171: ("d", True, True),
-    BINLOG.PARTIAL_UPDATE_ROWS_EVENT: ("u", True, False),
-}  # fmt: skip
-PASSED_OVER: Final = frozenset(
-    {
-        BINLOG.STOP_EVENT, BINLOG.INTVAR_EVENT, BINLOG.RAND_EVENT, BINLOG.USER_VAR_EVENT, BINLOG.IGNORABLE_LOG_EVENT,
-        BINLOG.HEARTBEAT_LOG_EVENT, BINLOG.ROWS_QUERY_LOG_EVENT, BINLOG.PREVIOUS_GTIDS_LOG_EVENT,
-        BINLOG.MARIADB_ANNOTATE_ROWS_EVENT, BINLOG.MARIADB_BINLOG_CHECKPOINT_EVENT,
-        BINLOG.MARIADB_GTID_GTID_LIST_EVENT,
-        BINLOG.MARIADB_START_ENCRYPTION_EVENT,  # of the file: the server decrypts what it sends
-        36, 37, 41,  # MySQL: transaction context, view change, heartbeat of the second kind
-    }
-)  # fmt: skip
-LOAD_DATA: Final = frozenset(
-    {BINLOG.BEGIN_LOAD_QUERY_EVENT, BINLOG.EXECUTE_LOAD_QUERY_EVENT, BINLOG.APPEND_BLOCK_EVENT}
-)
-REFUSED: Final = {
-    BINLOG.INCIDENT_EVENT: "the server lost events (an incident): begin anew with a snapshot",
-    BINLOG.ANONYMOUS_GTID_LOG_EVENT: "it has no GTID: SET GLOBAL gtid_mode=ON",
-    40: "its transactions are compressed: SET GLOBAL binlog_transaction_compression=OFF",
-    42: "it has a GTID with a tag, which is not supported",
-}
-
-_STANDALONE, _GROUP_COMMIT_ID, _PREPARED_XA, _COMPLETED_XA = 1, 2, 64, 128
-_START_ALTER, _ROLLBACK_ALTER = 2, 8
-_MARIADB_GTID = Struct("<QIB")
-_MYSQL_GTID = Struct("<B16sQ")
-_QUERY = Struct("<IIBHH")
-_XA_PREPARE = Struct("<BIII")
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 def is_checked(event: bytes) -> bool:

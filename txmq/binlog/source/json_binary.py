@@ -1,4 +1,4 @@
-"""MySQL's binary JSON as the text that the server itself shows (``CAST(doc AS CHAR)``).
+"""MySQL's binary JSON as the text that the server itself shows (``CAST(doc AS CHAR)``), and its partial updates.
 
     document   type 1 | value
     object     count | bytes | key entries | value entries | keys | values       small: numbers of 2 bytes, large: of 4
@@ -11,16 +11,15 @@
 Opaque values are of other types of SQL. Numbers and times have JSON's own form; of others the text is
 ``"base64:type15:..."``, as the server's.
 
-Sources: MySQL 9.7, ``sql-common/json_binary.h``, ``sql-common/json_dom.cc``, ``strings/dtoa.cc`` (``my_gcvt``).
-
-Partial updates of MySQL's JSON (``binlog_row_value_options=PARTIAL_JSON``): what has changed within a document.
+A partial update (``binlog_row_value_options=PARTIAL_JSON``) says what has changed within a document, in diffs:
 
     diff   operation 1 | length | path | length | binary JSON, unless it removes       length-encoded integers
     path   $ | .name or ."text" or [number], any number of times
 
 The document before the update is in its row, so that both are texts here. A number keeps its digits.
 
-Source: MySQL 9.7, ``sql-common/json_diff.h``, ``sql-common/json_path.h``.
+Sources: MySQL 9.7, ``sql-common/json_binary.h``, ``sql-common/json_dom.cc``, ``strings/dtoa.cc`` (``my_gcvt``),
+``sql-common/json_diff.h``, ``sql-common/json_path.h``.
 """
 
 from __future__ import annotations
@@ -49,6 +48,9 @@ _NESTED_MAX: Final = 100  # the server's own limit
 
 quoted = json.JSONEncoder(ensure_ascii=False).encode
 """JSON of a text, ``true``, ``false`` or ``null``."""
+REPLACE, INSERT, REMOVE = 0, 1, 2
+_LONGER: Final = 251  # a length from here on has bytes of its own
+_LEG: Final = re.compile(r'\.(?P<quoted>"(?:[^"\\]|\\.)*")|\.(?P<name>[^.\["]+)|\[(?P<cell>\d+)\]')
 
 
 def json_text(data: bytes) -> str:
@@ -178,9 +180,7 @@ _TIMES: Final[dict[int, Callable[[int], str]]] = {
 _SCALARS: Final[dict[int, Callable[[bytes, int], str]]] = {_LITERAL: _literal, 11: _double, 12: _string, 15: _opaque}
 
 
-REPLACE, INSERT, REMOVE = 0, 1, 2
-_LONGER: Final = 251  # a length from here on has bytes of its own
-_LEG: Final = re.compile(r'\.(?P<quoted>"(?:[^"\\]|\\.)*")|\.(?P<name>[^.\["]+)|\[(?P<cell>\d+)\]')
+# --- partial updates --------------------------------------------------------------------------------------------------
 
 
 class _Number(str):

@@ -1,7 +1,4 @@
-"""What the reader of a binlog is told.
-
-The settings as the source takes them.
-"""
+"""What the reader of a binlog is told, and how the settings say it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from typing import Any, Literal
 from txmq.addresses import TlsFiles
 from txmq.binlog.config import BinlogSettings, named_by
 from txmq.binlog.decoded_changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
-from txmq.binlog.source import SourceOptions
 from txmq.xa.database.mysql_driver import tls_arguments
 
 SERVER_ID_MAX = (1 << 32) - 1
+SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +63,6 @@ class SourceOptions:
         timeouts = {"connect_timeout": self.connect_timeout_s}
         timeouts |= dict.fromkeys(("read_timeout", "write_timeout"), self.answer_s_max)
         return where | who | timeouts | {"charset": "utf8mb4", "autocommit": True}
-
-
-SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 
 def source_options(settings: BinlogSettings) -> SourceOptions:

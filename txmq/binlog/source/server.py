@@ -1,11 +1,11 @@
 """The database of the binlog, asked by SQL: what it is, whether its binlog can be read, what its tables are now.
 
-Each question has a connection of its own: they are rare, and none is left to time out.
+Each question has a connection of its own: they are rare, and none is left to time out. The database knows a table and
+its columns only by the names that they have further on in the binlog: ``later_names`` finds these in the statements
+between.
 
 What must hold for the binlog to show each change (``check``): row format with full images and metadata; GTIDs; a server
 id of our own; no foreign key of a captured table with an action where InnoDB carries those out, without row events.
-
-What a table and its columns are called further on in the binlog: the database knows them by those names alone.
 """
 
 from __future__ import annotations
@@ -32,41 +32,9 @@ from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.mysql_server import listed_xids
 from txmq.xid import xid_sql
 
-
-class LaterNames(NamedTuple):
-    """``columns``: of each name of before the name that it has then."""
-
-    table: TableName
-    columns: dict[str, str]
-
-
 # SHOW BINLOG EVENTS does not tell a statement's mode. In either one, what stands in double quotes where a name does
 # is a name.
 _MODE = frozenset({"ANSI_QUOTES"})
-
-
-def later_names(statements: Iterable[tuple[str, str]], table: TableName, columns: Sequence[str]) -> LaterNames | None:
-    """Names after these statements; None if the table is dropped, or made anew.
-
-    Args:
-        statements: in order; before each the database in which it was run.
-    """
-    names = {name: name for name in columns}
-    for database, text in statements:
-        found = recognise(text, database, _MODE)
-        if found.what is not What.DDL or found.ddl is None:
-            continue
-        ddl = found.ddl
-        if ddl.kind is not DdlKind.TRUNCATE and (table in ddl.emptied or TableName(table.database, "") in ddl.emptied):
-            return None
-        if table in ddl.changed:
-            changed = renamed_columns(text, database, _MODE)
-            names = {name: changed.get(now.lower(), now) for name, now in names.items()}
-        for old, new in ddl.moved:
-            table = new if table == old else table
-    return LaterNames(table, names)
-
-
 _WANTED: Final = {"log_bin": "1", "binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
 _WANTED_OF: Final[dict[Flavor, dict[str, str]]] = {
     "mariadb": _WANTED,
@@ -84,6 +52,42 @@ _UTF8: Final = 45  # utf8mb4_general_ci
 _ACTIONS: Final = ("CASCADE", "SET NULL", "SET DEFAULT")
 _FINGERPRINT_SIZE_MAX: Final = 200
 _TELLS_APART: Final = ("wsrep_on", "server_uuid", "server_uid", "hostname", "port", "datadir")
+_SWITCHES: Final = frozenset({"log_bin", "log_slave_updates", "log_replica_updates", "binlog_transaction_compression"})
+
+
+# --- names further on -------------------------------------------------------------------------------------------------
+
+
+class LaterNames(NamedTuple):
+    """``columns``: of each name of before the name that it has then."""
+
+    table: TableName
+    columns: dict[str, str]
+
+
+def later_names(statements: Iterable[tuple[str, str]], table: TableName, columns: Sequence[str]) -> LaterNames | None:
+    """Names after these statements; None if the table is dropped, or made anew.
+
+    Args:
+        statements: in order; before each the database in which it was run.
+    """
+    names = {name: name for name in columns}
+    for database, statement in statements:
+        found = recognise(statement, database, _MODE)
+        if found.what is not What.DDL or found.ddl is None:
+            continue
+        ddl = found.ddl
+        if ddl.kind is not DdlKind.TRUNCATE and (table in ddl.emptied or TableName(table.database, "") in ddl.emptied):
+            return None
+        if table in ddl.changed:
+            changed = renamed_columns(statement, database, _MODE)
+            names = {name: changed.get(now.lower(), now) for name, now in names.items()}
+        for old, new in ddl.moved:
+            table = new if table == old else table
+    return LaterNames(table, names)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
 
 
 class Server:
@@ -462,9 +466,6 @@ class Server:
                 return found
         except driver.Error as error:
             raise refusal(error) from error
-
-
-_SWITCHES: Final = frozenset({"log_bin", "log_slave_updates", "log_replica_updates", "binlog_transaction_compression"})
 
 
 def fingerprint(connection: Connection) -> str:

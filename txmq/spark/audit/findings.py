@@ -179,7 +179,7 @@ def in_doubt(frame: DataFrame, topic: str) -> DataFrame:
 
 
 def offset_buckets(pairs: DataFrame) -> DataFrame:
-    """Messages by partition and run of 65,536 offsets, small enough for the driver (``gaps``)."""
+    """Messages by partition and run of 65,536 offsets, small enough for the driver (``between_runs``)."""
     bucket = F.shiftright("m_offset", BUCKET_BITS)
     within = F.col("m_offset").bitwiseAND(F.lit((1 << BUCKET_BITS) - 1))
     return (
