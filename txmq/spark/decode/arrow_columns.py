@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from txmq.errors import ConfigError
 from txmq.log.records import TXID_HEADER
-from txmq.spark.decode.chunk import Chunk, pieces
-from txmq.spark.decode.fields import Bytes, Headers, Ints, Rows, Span, fields_of, rows_of
+from txmq.spark.decode.chunk import Bytes, Chunk, Ints, pieces
+from txmq.spark.decode.fields import Headers, Rows, Span, fields_of, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
