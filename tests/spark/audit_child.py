@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import txmq
-from txmq.cli.audit.request import Request
-from txmq.cli.audit.run import AuditCommand
+from txmq.cli.audit_run import AuditCommand, Request
 from txmq.errors import TxmqError
 from txmq.spark.datasource import TxmqDataSource
 from txmq.testing.processes.child import ChildProcess

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import txmq
-from txmq.cli.audit.request import Request
+from txmq.cli.audit_run import Request
 from txmq.testing.processes.broker import BrokerProcess
 
 

@@ -17,7 +17,7 @@ import txmq
 from tests.spark.audit_proof import prove, url_of
 from tests.spark.faulty_orders import FaultyOrders
 from tests.spark.shop import Shop, asked
-from txmq.cli.audit.run import AuditCommand
+from txmq.cli.audit_run import AuditCommand
 from txmq.cli.demo.audit_run import Play
 from txmq.errors import ConfigError
 from txmq.spark.audit.rows import open_rows

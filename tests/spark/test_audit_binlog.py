@@ -12,9 +12,7 @@ import pytest
 
 import txmq
 from tests.services.binlog.replica import Replica
-from txmq.cli.audit.binlog import binlog_of, table_of
-from txmq.cli.audit.request import Request
-from txmq.cli.audit.run import AuditCommand
+from txmq.cli.audit_run import AuditCommand, Request, binlog_of, table_of
 from txmq.errors import ConfigError
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB

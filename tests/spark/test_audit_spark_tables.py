@@ -12,8 +12,7 @@ import pytest
 
 import txmq
 from txmq.addresses import without_password
-from txmq.cli.audit.request import Request
-from txmq.cli.audit.run import AuditCommand
+from txmq.cli.audit_run import AuditCommand, Request
 from txmq.errors import ConfigError
 from txmq.spark.audit.audit import audit
 from txmq.spark.audit.rows import open_rows

@@ -16,7 +16,7 @@ from tools.images.node import Answer, Client, Node, small_settings
 from tools.images.requests import UUID, batch, listed_pages, part
 from tools.simulated.clock import START_MS
 from tools.simulated.disk import SimDisk
-from txmq.cli import tx_branches, tx_explain
+from txmq.cli import tx_explain
 from txmq.client.transaction.xa_resource import checked_xid, listed_xid
 from txmq.errors import InvalidBatchError, LocalProtocolError
 from txmq.log import records
@@ -182,10 +182,12 @@ def look(made: Node) -> None:
             assert branch["connection"] is None or 0 <= branch["connection"] < 1 << 64
         foreign = listed_xid(row)
         assert foreign is None or checked_xid(foreign) == foreign
-    hung = tx_branches.hanging(resources, (), 0)
-    "\n".join(line for _, line in tx_branches.lines(resources, hung, 0)).encode("utf-8")
+    hung = tx_explain.hanging(resources, (), 0)
+    "\n".join(line for _, line in tx_explain.branch_lines(resources, hung, 0)).encode("utf-8")
     for outcome in ("committed", "rolled-back", "unknown"):
-        "\n".join([*tx_branches.sql(hung, outcome), *tx_branches.next_steps("t", hung, outcome)]).encode("utf-8")
+        "\n".join(
+            [*tx_explain.branches_sql(hung, outcome), *tx_explain.next_steps_of_branches("t", hung, outcome)]
+        ).encode("utf-8")
     for item in ("topics", "offsets", "transactions", "resources", "chains"):
         client.ask("stats", item).text.encode("utf-8")
     json.loads(client.ask("stats", "json").body)

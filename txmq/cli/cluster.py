@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli import output
 from txmq.cli.connecting import connected
-from txmq.cli.data.directory import DEFAULT_DATA, Data
+from txmq.cli.data_directory import DEFAULT_DATA, Data
 from txmq.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Several brokers: homes, leaders, topics.")

@@ -17,29 +17,31 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from txmq.cli import (
+    acl,
+    audit,
+    bench,
+    binlog,
     broker,
     cluster,
     consume,
+    data_directory,
     dead_letter,
     group,
     outbox,
     output,
     produce,
     query,
+    quota,
     resolver,
     retry,
     spool,
     stats,
     topic,
     tx,
+    user,
 )
-from txmq.cli.access import acl, quota, user
-from txmq.cli.audit import audit
-from txmq.cli.bench import bench
-from txmq.cli.binlog import binlog
-from txmq.cli.data import journal, log
-from txmq.cli.demo import audit as demo_audit
 from txmq.cli.demo import demo
+from txmq.cli.demo import demo as demo_audit
 from txmq.errors import (
     ConfigError,
     ConnectionLostError,
@@ -88,8 +90,8 @@ app.add_typer(resolver.app, name="resolver")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(spool.app, name="spool")
 app.add_typer(binlog.app, name="binlog")
-app.add_typer(journal.app, name="journal")
-app.add_typer(log.app, name="log")
+app.add_typer(data_directory.journal_app, name="journal")
+app.add_typer(data_directory.log_app, name="log")
 app.command("bench", help=bench.HELP)(bench.bench)
 app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)

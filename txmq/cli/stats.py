@@ -61,7 +61,7 @@ def stats(
 def _show_syncs(client: Client, *, as_json: bool) -> None:
     """What the broker knows of each sync: the databases are not asked."""
     from txmq.binlog.publish.syncs import SyncStatus, syncs
-    from txmq.cli.binlog.status import for_people
+    from txmq.cli.binlog import for_people
 
     found = syncs(client, client.clock.now_ms())
     known = {name: asdict(one) for name, one in found.items() if isinstance(one, SyncStatus)}

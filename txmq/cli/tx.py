@@ -3,17 +3,76 @@
 ``list`` and ``show`` only read. ``commit``, ``rollback`` and ``complete`` decide for a resource: they want
 ``--heuristic``, a reason, and a yes to a sentence that names the risk. ``give-up``, for a home that is lost, wants the
 last two.
+
+Keys and values of a transaction's messages, from wherever they can be read.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli import output, tx_branches, tx_explain, tx_messages
+from txmq.cli import output, tx, tx_explain
 from txmq.cli.connecting import connected, partly, raise_missing
-from txmq.errors import ConfigError, ForbiddenError, UnknownTransactionError
+from txmq.errors import (
+    ConfigError,
+    ForbiddenError,
+    OffsetOutOfRangeError,
+    TopicClosedError,
+    UnknownTopicError,
+    UnknownTransactionError,
+)
+
+if TYPE_CHECKING:
+    from txmq.client import Client
+    from txmq.model import Message
+
+SHOWN_MAX = 100
+Row = dict[str, Any]
+
+
+def message_rows(client: Client, fields: Row, *, with_values: bool) -> list[Row]:
+    """Topic, partition, offset and key of each message, the first SHOWN_MAX of them; the beginning of its value."""
+    found = []
+    for message, offset in _messages(client, fields):
+        row = {"topic": message.topic, "partition": message.partition, "offset": offset}
+        row["key"] = output.content(message.key)
+        found.append(row | ({"value": output.content(message.value)} if with_values else {}))
+        if len(found) == SHOWN_MAX:
+            break
+    return found
+
+
+def _messages(client: Client, fields: Row) -> Iterator[tuple[Message, int | None]]:
+    """Prepared ones lie with the broker, committed ones in the log; of others nothing is kept."""
+    if fields.get("state") == "prepared":
+        try:
+            yield from ((message, None) for message in client.transactions.messages(fields["txid"]))
+        except UnknownTransactionError:  # it was settled a moment ago
+            return
+    elif fields.get("outcome") == "committed":
+        for part in fields.get("parts", ()):
+            yield from _placed(client, part)
+
+
+def _placed(client: Client, part: Row) -> Iterator[tuple[Message, int]]:
+    start = part.get("base_offset", part.get("offset"))
+    if start is None or part["topic"] is None:
+        return
+    end, at = start + part["count"], start
+    while at < end:
+        try:
+            messages = client.fetch(part["topic"], part["partition"], at)
+        except (OffsetOutOfRangeError, UnknownTopicError, TopicClosedError):  # retention, or not visible yet
+            return
+        wanted = [message for message in messages if at <= message.offset < end]
+        yield from ((message, message.offset) for message in wanted)
+        if not wanted:
+            return
+        at = wanted[-1].offset + 1
+
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
 
@@ -60,7 +119,7 @@ def list_(
         found, missing = partly(lambda: client.transactions.list(state=wanted))
         resources, unseen = partly(client.transactions.resources) if wanted in ("in-doubt", "all") else ([], None)
     rows = [{**row, "why": tx_explain.why(row)} for row in found if row["age_ms"] >= older_ms]
-    hung = tx_branches.hanging(resources, {row["txid"] for row in found}, older_ms)
+    hung = tx_explain.hanging(resources, {row["txid"] for row in found}, older_ms)
     if as_json:
         output.print_json(rows + hung)
         raise_missing(missing, unseen)
@@ -71,7 +130,7 @@ def list_(
         sentence = f"{row['state']}, {row['kind']}, {tx_explain.age(row['age_ms'])}: {row['why']}"
         typer.echo(output.escaped(row["txid"]))
         output.print_paragraph(sentence, "    ")
-    for indent, line in tx_branches.lines(resources, hung, older_ms):
+    for indent, line in tx_explain.branch_lines(resources, hung, older_ms):
         output.print_paragraph(line, indent)
     raise_missing(missing, unseen)
 
@@ -103,14 +162,17 @@ def show(
     """
     with connected(bootstrap) as client:
         fields = client.transactions.show(txid)
-        messages = tx_messages.rows(client, fields, with_values=values)
+        messages = tx.message_rows(client, fields, with_values=values)
         resources, _ = ([], None) if "state" in fields else partly(client.transactions.resources)
-        branches = tx_branches.of_transaction(resources, txid)
+        branches = tx_explain.branches_of(resources, txid)
     fields |= {"messages": messages} if messages else {}
     advice: dict[str, Any] = {}
     if branches:
         outcome, fields = fields["outcome"], fields | {"branches": branches}
-        advice = {"sql": tx_branches.sql(branches, outcome), "next": tx_branches.next_steps(txid, branches, outcome)}
+        advice = {
+            "sql": tx_explain.branches_sql(branches, outcome),
+            "next": tx_explain.next_steps_of_branches(txid, branches, outcome),
+        }
     elif fields.get("outcome") == "unknown" and "state" not in fields:
         advice = {"next": tx_explain.next_steps_unknown(txid)}
     elif "state" in fields:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from txmq.cli import broker_init
+from txmq.cli import broker
 from txmq.errors import ConfigError
 
 LISTEN = "127.0.0.1:8123"
@@ -25,14 +25,14 @@ def _generous() -> Iterator[None]:
 @pytest.mark.parametrize("has_tls", [True, False])
 def test_what_is_made_is_its_owners_alone(has_tls: bool, tmp_path: Path) -> None:
     """To ``broker.toml`` an operator adds the registry's password."""
-    ops = broker_init.Administrator("ops", "pencil", False)
-    made = broker_init.make(tmp_path / "data", LISTEN, [], has_tls=has_tls, administrator=ops)
+    ops = broker.Administrator("ops", "pencil", False)
+    made = broker.make_home(tmp_path / "data", LISTEN, [], has_tls=has_tls, administrator=ops)
     assert Path(made.config).is_file()
     assert [path for path in [*(tmp_path / "data").rglob("*"), tmp_path / "data"] if path.stat().st_mode & 0o077] == []
 
 
 def test_names_in_a_certificate_are_those_of_a_look_up(tmp_path: Path) -> None:
-    made = broker_init.make(tmp_path, LISTEN, ["bücher.example", "::1"], has_tls=True)
+    made = broker.make_home(tmp_path, LISTEN, ["bücher.example", "::1"], has_tls=True)
     [pem] = [Path(path).read_bytes() for path in made.certificates if path.endswith("broker.pem")]
     names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "xn--bcher-kva.example" in names.get_values_for_type(x509.DNSName)
@@ -41,5 +41,5 @@ def test_names_in_a_certificate_are_those_of_a_look_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["a..b", "\udcff", ""])
 def test_host_that_cannot_be_is_refused_before_anything_is_made(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--host = "):
-        broker_init.make(tmp_path / "data", LISTEN, [host], has_tls=True)
+        broker.make_home(tmp_path / "data", LISTEN, [host], has_tls=True)
     assert list(tmp_path.iterdir()) == []

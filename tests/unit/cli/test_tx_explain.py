@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.cli import tx_branches, tx_explain
+from txmq.cli import tx_explain
 from txmq.errors import ConfigError
 
 TXID = "00000000000000c1-00000000000000a1-7-1"
@@ -62,7 +62,7 @@ def test_bqual_that_no_database_can_have_is_told(bqual: str) -> None:
     assert tx_explain.NO_BRANCH in lines
     assert sum(line.startswith("XA COMMIT ") for line in lines) == 1
     seen = {"txid": TXID, "resource": "a", "bqual": bqual}
-    assert tx_branches.sql([seen], "committed")[-1] == tx_explain.NO_BRANCH
+    assert tx_explain.branches_sql([seen], "committed")[-1] == tx_explain.NO_BRANCH
 
 
 def test_placed_part_names_the_home_that_decided() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import txmq
-from txmq.cli.audit.run import open_session, require_spark
+from txmq.cli.audit_run import open_session, require_spark
 from txmq.cli.demo.run import DemoFailedError
 from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, open_resource
 from txmq.testing.eventually import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from txmq.cli.access.passwords import NEW_PASSWORD, first_password, new_password, own_password
+from txmq.cli.connecting import NEW_PASSWORD, first_password, new_password, own_password
 from txmq.errors import ConfigError
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.cli.bench.report import show
-from txmq.cli.bench.run import COUNT_MAX, FIRST_BYTES, Measured, Plan, Report, measured
+from txmq.cli.bench_run import COUNT_MAX, FIRST_BYTES, Measured, Plan, Report, measured, show
 from txmq.errors import TxmqError
 from txmq.testing.bench.limits import BARE_LIMITS
 from txmq.testing.bench.model import Load, Run, Target

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from txmq.cli.demo.compare import Reported, Row, Sent, compare, compare_handed_over
+from txmq.cli.demo.run import Reported, Row, Sent, compare, compare_handed_over
 
 ROWS = [Row("r1", "ada"), Row("r2", "ben"), Row("r3", "ada"), Row("r4", "ada")]
 ORDERS = [Sent(0, 0, "ada", "r1"), Sent(1, 0, "ben", "r2"), Sent(0, 1, "ada", "r3"), Sent(0, 2, "ada", "r4")]

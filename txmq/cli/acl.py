@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli import output
-from txmq.cli.access.administering import UserName, administering
+from txmq.cli.connecting import UserName, administering
 from txmq.errors import ConfigError
 
 app = typer.Typer(

@@ -1,4 +1,7 @@
-"""``txmq bench``: the figures of this broker and this disk, beside the bare limits of the machine."""
+"""``txmq bench``.
+
+``txmq bench``: the figures of this broker and this disk, beside the bare limits of the machine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from txmq.cli import output
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.cli.bench.run import Plan, Report
+    from txmq.cli.bench_run import Plan, Report
     from txmq.testing.bench.model import Load
 
 
@@ -96,7 +99,7 @@ def bench(
     import signal
     import tempfile
 
-    from txmq.cli.bench import run as bench_run
+    from txmq.cli import bench_run as bench_run
 
     chosen = _loads(rows)
     settings = _settings(server, sync, assignments)
@@ -116,7 +119,7 @@ def bench(
 
 
 def _show(report: Report, *, as_json: bool) -> None:
-    from txmq.cli.bench import report as bench_report
+    from txmq.cli import bench_run as bench_report
 
     if as_json:
         output.print_json(bench_report.as_fields(report))
@@ -167,7 +170,7 @@ def _progress(plan: Plan) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from txmq.cli.bench import run as bench_run
+    from txmq.cli import bench_run as bench_run
 
     columns = (TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:

@@ -1,4 +1,7 @@
-"""``txmq user``: add, passwd, remove, list."""
+"""Commands about users and what they may do.
+
+``txmq user``: add, passwd, remove, list.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli import output
-from txmq.cli.access.administering import UserName, administering
-from txmq.cli.access.passwords import PasswordFile, new_password
+from txmq.cli.connecting import PasswordFile, UserName, administering, new_password
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -1,4 +1,13 @@
-"""One ``txmq audit``: the options become a spec, Spark is started, the result is told.
+"""What ``txmq audit`` was asked.
+
+``txmq audit --database binlog:FILE``: the rows are a binlog's row changes, or with ``--table`` a table's rows.
+
+``txmq audit --follow``: round after round, each finding told as soon as it is made.
+
+A round that fails (the broker or the database is away) is said and repeated; nothing is left out. Ctrl-C and SIGTERM
+end it: status 1 if this run found something, 2 if there was nothing to judge, else 0.
+
+One ``txmq audit``: the options become a spec, Spark is started, the result is told.
 
 Theory of operation. Everything that can be wrong without Spark is found before it is started (options, Java, broker,
 database), because starting it takes seconds. Java's and the workers' own words go to ``spark.log`` in the output
@@ -11,10 +20,11 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,21 +34,153 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.addresses import without_password, without_secret
 from txmq.cli import output
-from txmq.cli.audit.binlog import binlog_of, table_of
-from txmq.cli.audit.follow import line_of
-from txmq.cli.audit.request import Request
+from txmq.cli.binlog import settings_of
 from txmq.cli.connecting import connected
 from txmq.cli.tx_explain import duration_ms
 from txmq.errors import ConfigError, TxmqError
 from txmq.runtime.private_files import make_private_directory, open_private, private_umask
+from txmq.runtime.threads import Signal
 
 if TYPE_CHECKING:
     import txmq
     from txmq.binlog.config import BinlogSettings
+    from txmq.binlog.decoded_changes import TableName
     from txmq.spark.audit.audit import AuditResult
+    from txmq.spark.audit.follow import Follower
     from txmq.spark.audit.rows import Rows
     from txmq.spark.audit.spec import AuditSpec
     from txmq.spark.audit.topic import TopicAudit, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options, as they were typed. ``interval``: keep auditing."""
+
+    topic: str
+    database: str
+    table: str | None
+    match: tuple[str, ...]
+    compare: tuple[str, ...]
+    order: str | None
+    row_time: str | None
+    row_txid: str | None
+    transaction_size: str | None
+    together: tuple[str, ...]
+    since: str | None
+    until: str | None
+    from_offsets: str | None
+    to_offsets: str | None
+    settle: str
+    interval: str | None
+    directory: Path
+    master: str
+    memory: str
+    bootstrap: str
+    latest: bool = False
+    late: str = "1h"
+
+
+SCHEME = "binlog:"
+_UNUSED = (
+    "match", "compare", "order", "row_time", "row_txid", "transaction_size", "together", "since", "until",
+    "from_offsets", "to_offsets", "interval", "latest",
+)  # fmt: skip
+_OPTIONS = {"since": "from", "until": "to", "interval": "follow"}
+
+
+def binlog_of(request: Request) -> BinlogSettings | None:
+    """The settings of the sync whose binlog is audited; None if it is a table.
+
+    Raises:
+        ConfigError: names the option that does not fit, or the file and the key.
+    """
+    if not request.database.startswith(SCHEME):
+        return None
+    for name in _UNUSED:
+        if getattr(request, name):
+            option = _OPTIONS.get(name, name).replace("_", "-")
+            raise ConfigError(f"--{option}: a binlog says by itself what belongs together: leave it out")
+    return settings_of(Path(request.database.removeprefix(SCHEME)), None, unused="apply")
+
+
+def table_of(request: Request) -> TableName | None:
+    """The table whose rows are audited; None: the row changes are.
+
+    Raises:
+        ConfigError: it is not named with its database.
+    """
+    from txmq.binlog.decoded_changes import TableName
+
+    if request.table is None:
+        return None
+    database, dot, name = request.table.partition(".")
+    if not (database and dot and name):
+        raise ConfigError(f"--table {request.table[:80]!r}: expected DATABASE.TABLE, as the topic's events name it")
+    return TableName(database, name)
+
+
+Say = Callable[[str], None]
+
+
+class Rounds:
+    """Runs a follower every ``interval_ms`` until it is told to stop."""
+
+    def __init__(self, follower: Follower, interval_ms: int, say: Say, cause: Callable[[Exception], str]) -> None:
+        self.follower, self.interval_s, self.say, self.cause = follower, interval_ms / 1000, say, cause
+        self.found, self.has_judged = 0, False
+
+    def run(self) -> None:
+        """Go on until Ctrl-C or SIGTERM; then ``found`` says how many findings there were."""
+        # No Event: its ``set`` in a handler may meet the lock of the very ``wait`` that the signal interrupted.
+        stop, is_stopped = Signal(), False
+        previous = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        with suppress(KeyboardInterrupt):
+            self.say(f"auditing every {self.interval_s:g} s; findings are told as they are made; Ctrl-C ends it")
+            while not is_stopped:
+                began = time.monotonic()
+                self._round()
+                is_stopped = stop.wait(max(0.0, self.interval_s - (time.monotonic() - began)))
+        signal.signal(signal.SIGTERM, previous)
+        judged = "" if self.has_judged else "; there was nothing to judge"
+        self.say(f"ended; {self.found} findings{judged}")
+
+    def _round(self) -> None:
+        try:
+            self._judged(self.follower.round())
+            late = self.follower.look_again()
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it was, the round is repeated
+            self.say(f"this round did not happen and is repeated: {self.cause(error)}")
+            return
+        if late is not None:
+            self.found += late
+            self.say(f"rows looked at once more: {late} findings that are new")
+
+    def _judged(self, result: AuditResult | None) -> None:
+        if result is None:
+            return
+        found = sum(result.counts.values())
+        self.found += found
+        self.has_judged = self.has_judged or not result.blind
+        self.say(f"{result.totals.rows} rows, {result.totals.messages} messages: {found} findings")
+
+
+def line_of(finding: Mapping[str, Any]) -> str:
+    """A finding in a line."""
+    names = {"identity": "", "partition": "partition ", "offset": "offset ", "txid": "transaction "}
+    places = [f"{word}{finding[name]}" for name, word in names.items() if name in finding]
+    return f"{', '.join(places)}: {finding.get('detail', '')}"
+
+
+def tell(finding: dict[str, Any], *, as_json: bool) -> None:
+    """One finding on standard output, at once."""
+    if as_json:
+        output.print_json(finding)
+    else:
+        sys.stdout.write(output.escaped(f"{finding['kind']}: {line_of(finding)}") + "\n")
+    sys.stdout.flush()
+
 
 STATUS_CLEAN, STATUS_FINDINGS, STATUS_COULD_NOT = 0, 1, 2
 PASSWORD_VARIABLE = "AUDIT_DATABASE_PASSWORD"  # noqa: S105 - the name of one
@@ -135,7 +277,7 @@ class AuditCommand:
         return _status(result.is_clean, result.has_findings)
 
     def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int, late_ms: int) -> int:
-        from txmq.cli.audit.follow import Rounds, tell
+        from txmq.cli.audit_run import Rounds, tell
         from txmq.spark.audit.follow import Follower
 
         follower = Follower(

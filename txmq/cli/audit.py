@@ -1,4 +1,7 @@
-"""``txmq audit``: rows against messages, one to one."""
+"""``txmq audit``.
+
+``txmq audit``: rows against messages, one to one.
+"""
 
 from __future__ import annotations
 
@@ -110,8 +113,7 @@ def audit(
       txmq audit --topic orders --database mysql://app@db/shop --table orders \\
           --row-time created --follow
     """
-    from txmq.cli.audit.request import Request
-    from txmq.cli.audit.run import run
+    from txmq.cli.audit_run import Request, run
 
     raise SystemExit(
         run(

@@ -1,1 +1,0 @@
-"""Commands about users and what they may do."""

@@ -1,1 +1,0 @@
-"""``txmq binlog``: one file for each command."""

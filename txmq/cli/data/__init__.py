@@ -1,1 +1,0 @@
-"""Commands that look into the data directory of a stopped broker."""
