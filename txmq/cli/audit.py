@@ -1,7 +1,4 @@
-"""``txmq audit``.
-
-``txmq audit``: rows against messages, one to one.
-"""
+"""``txmq audit``: rows against messages, one to one."""
 
 from __future__ import annotations
 

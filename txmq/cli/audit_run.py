@@ -1,17 +1,14 @@
-"""What ``txmq audit`` was asked.
-
-``txmq audit --database binlog:FILE``: the rows are a binlog's row changes, or with ``--table`` a table's rows.
-
-``txmq audit --follow``: round after round, each finding told as soon as it is made.
-
-A round that fails (the broker or the database is away) is said and repeated; nothing is left out. Ctrl-C and SIGTERM
-end it: status 1 if this run found something, 2 if there was nothing to judge, else 0.
-
-One ``txmq audit``: the options become a spec, Spark is started, the result is told.
+"""One ``txmq audit``: the options become a spec, Spark is started, the result is told.
 
 Theory of operation. Everything that can be wrong without Spark is found before it is started (options, Java, broker,
 database), because starting it takes seconds. Java's and the workers' own words go to ``spark.log`` in the output
 directory: what matters of them comes back as an error. Ctrl-C cancels what Spark does, stops it, and ends with 130.
+
+With ``--database binlog:FILE`` the rows are a binlog's row changes, or with ``--table`` a table's rows.
+
+With ``--follow`` there is round after round, and each finding is told as soon as it is made. A round that fails (the
+broker or the database is away) is said and repeated; nothing is left out. Ctrl-C and SIGTERM end it: status 1 if this
+run found something, 2 if there was nothing to judge, else 0.
 """
 
 from __future__ import annotations
@@ -50,6 +47,20 @@ if TYPE_CHECKING:
     from txmq.spark.audit.rows import Rows
     from txmq.spark.audit.spec import AuditSpec
     from txmq.spark.audit.topic import TopicAudit, Wanted
+SCHEME = "binlog:"
+_UNUSED_BY_BINLOG = (
+    "match", "compare", "order", "row_time", "row_txid", "transaction_size", "together", "since", "until",
+    "from_offsets", "to_offsets", "interval", "latest",
+)  # fmt: skip
+_OPTION_NAMES = {"since": "from", "until": "to", "interval": "follow"}
+Say = Callable[[str], None]
+STATUS_CLEAN, STATUS_FINDINGS, STATUS_COULD_NOT = 0, 1, 2
+PASSWORD_VARIABLE = "AUDIT_DATABASE_PASSWORD"  # noqa: S105 - the name of one
+PROGRESS_S = 5.0
+FINDINGS_SHOWN = 10
+_IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
+_DURATION = re.compile(r"\d+(ms|s|m|h|d)\Z")
+_CAUSE = re.compile(r"^\s*(?:[\w.]*\.)?\w*(?:Error|Exception)(?:: | )(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +91,6 @@ class Request:
     late: str = "1h"
 
 
-SCHEME = "binlog:"
-_UNUSED = (
-    "match", "compare", "order", "row_time", "row_txid", "transaction_size", "together", "since", "until",
-    "from_offsets", "to_offsets", "interval", "latest",
-)  # fmt: skip
-_OPTIONS = {"since": "from", "until": "to", "interval": "follow"}
-
-
 def binlog_of(request: Request) -> BinlogSettings | None:
     """The settings of the sync whose binlog is audited; None if it is a table.
 
@@ -96,9 +99,9 @@ def binlog_of(request: Request) -> BinlogSettings | None:
     """
     if not request.database.startswith(SCHEME):
         return None
-    for name in _UNUSED:
+    for name in _UNUSED_BY_BINLOG:
         if getattr(request, name):
-            option = _OPTIONS.get(name, name).replace("_", "-")
+            option = _OPTION_NAMES.get(name, name).replace("_", "-")
             raise ConfigError(f"--{option}: a binlog says by itself what belongs together: leave it out")
     return settings_of(Path(request.database.removeprefix(SCHEME)), None, unused="apply")
 
@@ -119,7 +122,7 @@ def table_of(request: Request) -> TableName | None:
     return TableName(database, name)
 
 
-Say = Callable[[str], None]
+# --- round after round ------------------------------------------------------------------------------------------------
 
 
 class Rounds:
@@ -182,13 +185,7 @@ def tell(finding: dict[str, Any], *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-STATUS_CLEAN, STATUS_FINDINGS, STATUS_COULD_NOT = 0, 1, 2
-PASSWORD_VARIABLE = "AUDIT_DATABASE_PASSWORD"  # noqa: S105 - the name of one
-PROGRESS_S = 5.0
-FINDINGS_SHOWN = 10
-_IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
-_DURATION = re.compile(r"\d+(ms|s|m|h|d)\Z")
-_CAUSE = re.compile(r"^\s*(?:[\w.]*\.)?\w*(?:Error|Exception)(?:: | )(.+)$", re.MULTILINE)
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def run(request: Request, *, as_json: bool) -> int:
@@ -277,7 +274,6 @@ class AuditCommand:
         return _status(result.is_clean, result.has_findings)
 
     def _follow(self, job: TopicAudit, from_ms: int | None, interval_ms: int, late_ms: int) -> int:
-        from txmq.cli.audit_run import Rounds, tell
         from txmq.spark.audit.follow import Follower
 
         follower = Follower(

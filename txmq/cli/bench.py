@@ -1,7 +1,4 @@
-"""``txmq bench``.
-
-``txmq bench``: the figures of this broker and this disk, beside the bare limits of the machine.
-"""
+"""``txmq bench``: the figures of this broker and this disk, beside the bare limits of the machine."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ def bench(
     import signal
     import tempfile
 
-    from txmq.cli import bench_run as bench_run
+    from txmq.cli import bench_run
 
     chosen = _loads(rows)
     settings = _settings(server, sync, assignments)
@@ -119,12 +116,12 @@ def bench(
 
 
 def _show(report: Report, *, as_json: bool) -> None:
-    from txmq.cli import bench_run as bench_report
+    from txmq.cli import bench_run
 
     if as_json:
-        output.print_json(bench_report.as_fields(report))
+        output.print_json(bench_run.as_fields(report))
     else:
-        bench_report.show(report)
+        bench_run.show(report)
     if report.interrupted:
         raise SystemExit(output.STATUS_INTERRUPTED)
     raise SystemExit(output.STATUS_FAILED if any(row.failure for row in report.rows) else 0)
@@ -170,7 +167,7 @@ def _progress(plan: Plan) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from txmq.cli import bench_run as bench_run
+    from txmq.cli import bench_run
 
     columns = (TextColumn("{task.description:<14}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:

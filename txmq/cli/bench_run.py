@@ -1,4 +1,4 @@
-"""What ``txmq bench`` does: bare limits first, then each load for about the same time, against one broker.
+"""What ``txmq bench`` does and shows: bare limits, then each load for about the same time, against one broker.
 
 Theory of operation. How fast a machine is, is not known beforehand: a disk may take 0.05 ms or 20 ms a sync. So each
 load is run three times: with a count that is bearable everywhere, with a tenth of what its rate promises for the time
@@ -8,8 +8,6 @@ Invariants:
 * A running broker gets only topics of the benchmark's own, under unused names; they are deleted at the end.
 * A load that fails is shown as failed and does not take the others' figures with it; an interruption ends the run,
   keeps what was measured, and still deletes the topic.
-
-``txmq bench`` on the terminal and as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import txmq
 from txmq.addresses import is_loopback, parse_bootstrap
@@ -38,6 +36,8 @@ _OVERHEAD_BYTES = 100  # a message's share of request, batch header and list
 _PINGS = 300
 _LOG_TAIL = 1000
 NOT_A_DISK = frozenset({"tmpfs", "ramfs"})
+BARE_RATES = frozenset({LOOPBACK_BYTES})
+HIDDEN = frozenset({LOOPBACK_MESSAGES})  # the other one, for the budget's messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +168,7 @@ def _count(load: Load, plan: Plan, measure: Run) -> int:
     return count
 
 
-BARE_RATES = frozenset({LOOPBACK_BYTES})
-HIDDEN = frozenset({LOOPBACK_MESSAGES})  # the other one, for the budget's messages
-
-if TYPE_CHECKING:
-    from txmq.cli.bench_run import Measured, Report
+# --- the report -------------------------------------------------------------------------------------------------------
 
 
 def as_fields(report: Report) -> dict[str, Any]:

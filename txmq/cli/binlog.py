@@ -1,17 +1,4 @@
-"""``txmq binlog``: one file for each command.
-
-The options that all ``txmq binlog`` commands have, and the file that they name.
-
-``txmq binlog status``: how far reader and applier are.
-
-``txmq binlog run``: read a database's binlog and publish it.
-
-``txmq binlog apply``: write a sync's changes into a second database.
-
-``txmq binlog compare``: whether source and target have the same rows.
-
-``txmq binlog``: a database's changes as messages.
-"""
+"""``txmq binlog``: a database's changes as messages, into a second database, and how far both are."""
 
 from __future__ import annotations
 
@@ -56,6 +43,15 @@ Skip = Annotated[
         help="Pass over this transaction's changes without row events; --snapshot its tables.",
     ),
 ]  # fmt: skip
+_APPLIED = ("topic", "partition", "offset", "start", "end", "lag")
+app = typer.Typer(
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    help="""Publish the row changes of a MariaDB or MySQL database as messages, each once, in order.
+
+    The database keeps a binlog for its replicas. txmq reads it as a replica does: no trigger, no change of the
+    application. docs/how-to/binlog.md says how to begin, docs/configuration-binlog.md has all settings.""",
+)
 
 
 def settings_of(
@@ -80,9 +76,6 @@ def settings_of(
     if bootstrap is not None:
         settings = replace(settings, bootstrap=bootstrap)
     return settings if snapshot is None else replace(settings, snapshot=replace(settings.snapshot, mode=snapshot))
-
-
-_APPLIED = ("topic", "partition", "offset", "start", "end", "lag")
 
 
 def status(config: Config, bootstrap: Address = None, as_json: output.Json = False) -> None:
@@ -322,14 +315,6 @@ def compare(
     raise SystemExit(0 if all(one.is_equal for one in found) else output.STATUS_FAILED)
 
 
-app = typer.Typer(
-    rich_markup_mode="rich",
-    no_args_is_help=True,
-    help="""Publish the row changes of a MariaDB or MySQL database as messages, each once, in order.
-
-    The database keeps a binlog for its replicas. txmq reads it as a replica does: no trigger, no change of the
-    application. docs/how-to/binlog.md says how to begin, docs/configuration-binlog.md has all settings.""",
-)
 app.command("run")(run)
 app.command("apply")(apply)
 app.command("compare")(compare)

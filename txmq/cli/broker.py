@@ -1,7 +1,7 @@
 """``txmq broker``: run a broker in the foreground until SIGTERM or Ctrl-C; ``init`` makes what it needs first.
 
-What ``txmq broker init`` makes: a data directory, settings in it, with ``--tls-dev`` a CA and certificates, with
-``--admin`` the first administrator.
+What it needs is a data directory and settings in it, with ``--tls-dev`` a CA and certificates, with ``--admin`` the
+first administrator.
 """
 
 from __future__ import annotations
@@ -28,6 +28,18 @@ from txmq.runtime.private_files import make_private_directory, write_private
 _HEAD: Final = (
     "# Made by txmq broker init. Every setting is in docs/configuration.md, certificates in docs/how-to/secure.md.\n"
 )
+app = typer.Typer(
+    invoke_without_command=True, subcommand_metavar="[COMMAND]", help="Run a broker, or make what it needs first."
+)
+InsecurePlaintext = Annotated[
+    bool, typer.Option("--insecure-plaintext", help="Let other machines connect without TLS.")
+]
+InsecureAnonymous = Annotated[
+    bool, typer.Option("--insecure-anonymous", help="Let other machines connect without a client certificate.")
+]
+
+
+# --- what init makes --------------------------------------------------------------------------------------------------
 
 
 class Administrator(NamedTuple):
@@ -149,17 +161,7 @@ def tell_made(made: Made) -> None:
         typer.echo(f"\nFor another machine, copy {files} there, and mind who reads what.")
 
 
-app = typer.Typer(
-    invoke_without_command=True, subcommand_metavar="[COMMAND]", help="Run a broker, or make what it needs first."
-)
-
-
-InsecurePlaintext = Annotated[
-    bool, typer.Option("--insecure-plaintext", help="Let other machines connect without TLS.")
-]
-InsecureAnonymous = Annotated[
-    bool, typer.Option("--insecure-anonymous", help="Let other machines connect without a client certificate.")
-]
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 @app.callback()
@@ -281,18 +283,16 @@ def init(
       txmq broker init --tls-dev --admin ops --generate-password
       txmq broker init --tls-dev --listen 0.0.0.0:8123 --host broker1.example.org
     """
-    from txmq.cli import broker
-
     first = None
     if admin is not None:
-        first = broker.Administrator(admin, *first_password(password_file, is_generated=generate_password))
+        first = Administrator(admin, *first_password(password_file, is_generated=generate_password))
     elif password_file is not None or generate_password:
         raise ConfigError("--password-file and --generate-password are of --admin NAME: name the administrator")
-    made = broker.make_home(Path(data), listen, hosts or [], has_tls=tls_dev, administrator=first)
+    made = make_home(Path(data), listen, hosts or [], has_tls=tls_dev, administrator=first)
     if as_json:
         output.print_json(made._asdict())
     else:
-        broker.tell_made(made)
+        tell_made(made)
 
 
 def _read(config: Path | None) -> str | None:

@@ -1,11 +1,9 @@
-"""A client for one command, and what it says about a topic, a group or a query that is not there.
+"""A client for one command: as whom it connects, and what it says about a topic, a group or a query that is not there.
+
+A password comes from a file, the environment or a prompt, and never from the command line, which others can list.
 
 The nearest name is looked for here and not by the broker: while it compared one misspelt name with 10,000, it would
 answer no other client.
-
-Where a password comes from: a file, the environment, a prompt. Never the command line, which others can list.
-
-What the commands about users have in common: whom they speak with, and whom they mean.
 """
 
 from __future__ import annotations
@@ -44,6 +42,8 @@ PasswordFile = Annotated[
     typer.Option("--password-file", metavar="FILE", help="Its first line is the password. [TXMQ_NEW_PASSWORD, prompt]"),
 ]
 _GENERATED_BYTES = 18
+T = TypeVar("T")
+UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)]
 
 
 def own_password(bootstrap: str) -> str:
@@ -89,9 +89,6 @@ def first_password(path: str | None, *, is_generated: bool) -> tuple[str, bool]:
     if path is not None:
         raise ConfigError("--password-file and --generate-password: give one of them")
     return secrets.token_urlsafe(_GENERATED_BYTES), True
-
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -162,9 +159,6 @@ def raise_missing(*errors: PartialResultError | None) -> None:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was most likely meant, if any is near."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
-
-
-UserName = Annotated[str, typer.Argument(metavar="USER", help="Name of the user.", show_default=False)]
 
 
 @contextmanager

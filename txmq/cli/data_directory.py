@@ -1,11 +1,4 @@
-"""Commands that look into the data directory of a stopped broker.
-
-Opening the data directory of a stopped broker, to look at it.
-
-``txmq journal``: look at the redo journal of a stopped broker. Nothing is changed.
-
-``txmq log``: look at the messages' files of a stopped broker. Nothing is changed.
-"""
+"""``txmq journal``, ``txmq log``: look into the data directory of a stopped broker. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -26,6 +19,12 @@ if TYPE_CHECKING:
 LOCK_PATH = "lock"  # as txmq.redo.directory_identity takes it
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Data directory of a stopped broker.")]
 DEFAULT_DATA = Path("var/txmq")
+journal_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Look at the redo journal of a stopped broker."
+)
+log_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Look at the messages' files of a stopped broker."
+)
 
 
 class Finding(Protocol):
@@ -90,9 +89,7 @@ def stopped(path: Path) -> Iterator[OSDisk]:
         yield disk
 
 
-journal_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Look at the redo journal of a stopped broker."
-)
+# --- the journal ------------------------------------------------------------------------------------------------------
 
 
 @journal_app.command()
@@ -128,7 +125,7 @@ def dump(
                 typer.echo(output.escaped("    " + json.dumps(entry, ensure_ascii=False, default=str)))
 
 
-@journal_app.command()
+@journal_app.command("verify")
 def verify_journal(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
     """Check identity, checkpoints and every record of the journal.
 
@@ -136,7 +133,7 @@ def verify_journal(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> N
 
     [bold]Example[/bold]
 
-      txmq journal verify_journal --data var/txmq
+      txmq journal verify --data var/txmq
     """
     from txmq.redo import inspect
 
@@ -146,17 +143,15 @@ def verify_journal(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> N
     say_findings(verdict.findings, totals, is_sound=verdict.is_sound, as_json=as_json)
 
 
-log_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Look at the messages' files of a stopped broker."
-)
+# --- the log ----------------------------------------------------------------------------------------------------------
 
 
 @log_app.callback()
 def _group() -> None:
-    """Keeps ``verify_log`` a word of its own: typer folds a group of one command otherwise."""
+    """Keeps ``verify`` a word of its own: typer folds a group of one command otherwise."""
 
 
-@log_app.command()
+@log_app.command("verify")
 def verify_log(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
     """Read every byte of every partition: checksums, places, offsets without holes.
 
@@ -164,7 +159,7 @@ def verify_log(data: Data = DEFAULT_DATA, as_json: output.Json = False) -> None:
 
     [bold]Example[/bold]
 
-      txmq log verify_log --data var/txmq
+      txmq log verify --data var/txmq
     """
     from txmq.log.verify import verify_log
 

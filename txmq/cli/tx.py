@@ -3,8 +3,6 @@
 ``list`` and ``show`` only read. ``commit``, ``rollback`` and ``complete`` decide for a resource: they want
 ``--heuristic``, a reason, and a yes to a sentence that names the risk. ``give-up``, for a home that is lost, wants the
 last two.
-
-Keys and values of a transaction's messages, from wherever they can be read.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli import output, tx, tx_explain
+from txmq.cli import output, tx_explain
 from txmq.cli.connecting import connected, partly, raise_missing
 from txmq.errors import (
     ConfigError,
@@ -31,6 +29,21 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 100
 Row = dict[str, Any]
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
+Txid = Annotated[
+    str,
+    typer.Argument(metavar="TXID", help="Transaction id, as in errors, logs and the list.", show_default=False),
+]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Your name and the reason; kept until forget.", show_default=False)
+]
+Heuristic = Annotated[
+    bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+# --- keys and values of messages --------------------------------------------------------------------------------------
 
 
 def message_rows(client: Client, fields: Row, *, with_values: bool) -> list[Row]:
@@ -74,19 +87,7 @@ def _placed(client: Client, part: Row) -> Iterator[tuple[Message, int]]:
         at = wanted[-1].offset + 1
 
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
-
-Txid = Annotated[
-    str,
-    typer.Argument(metavar="TXID", help="Transaction id, as in errors, logs and the list.", show_default=False),
-]
-Reason = Annotated[
-    str, typer.Option("--reason", help="Your name and the reason; kept until forget.", show_default=False)
-]
-Heuristic = Annotated[
-    bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
@@ -162,7 +163,7 @@ def show(
     """
     with connected(bootstrap) as client:
         fields = client.transactions.show(txid)
-        messages = tx.message_rows(client, fields, with_values=values)
+        messages = message_rows(client, fields, with_values=values)
         resources, _ = ([], None) if "state" in fields else partly(client.transactions.resources)
         branches = tx_explain.branches_of(resources, txid)
     fields |= {"messages": messages} if messages else {}

@@ -1,11 +1,9 @@
 """Explains a transaction that hangs to an operator: why, what to look at, what to paste, what to do next.
 
-Pure functions over the fields of ``client.transactions.show`` (``recover`` in docs/protocol.md). The order of the
-advice is the order of safety: let the resolver do it; look at what the database says; only then decide alone.
-
-Findings of resolvers, for people: prepared branches that the broker does not know, databases not reached.
-
-Pure functions over the rows of ``client.transactions.resources`` (``resource list`` in docs/protocol.md).
+Pure functions over the fields of ``client.transactions.show`` (``recover`` in docs/protocol.md), and over what
+resolvers have found (``client.transactions.resources``, ``resource list``): prepared branches that the broker does not
+know, databases not reached. The order of the advice is the order of safety: let the resolver do it; look at what the
+database says; only then decide alone.
 """
 
 from __future__ import annotations
@@ -26,6 +24,8 @@ Row = Mapping[str, Any]
 _PLACING = "its messages wait for their place, behind transactions that are in doubt here and have the same keys"
 NO_BRANCH = "-- its bqual is none that a database can have: no branch of that name was ever prepared"
 _RESOLVER = "txmq resolver --config resolver.toml (seconds; txmq resolver --help shows the file)"
+IN_DATABASE = "in-database"
+WHERE_TO_LOOK = "look: XA RECOVER in that database; txmq tx show TXID; docs/how-to/in-doubt-at-3am.md"
 
 
 def duration_ms(text: str) -> int:
@@ -230,8 +230,7 @@ def next_steps(row: Row) -> list[str]:
     return [first, f"{then} {settle}"]
 
 
-IN_DATABASE = "in-database"
-WHERE_TO_LOOK = "look: XA RECOVER in that database; txmq tx show TXID; docs/how-to/in-doubt-at-3am.md"
+# --- findings of resolvers --------------------------------------------------------------------------------------------
 
 
 def hanging(resources: Sequence[Row], listed: Collection[str], older_ms: int) -> list[dict[str, Any]]:
@@ -249,7 +248,7 @@ def hanging(resources: Sequence[Row], listed: Collection[str], older_ms: int) ->
 
 
 def branch_lines(resources: Sequence[Row], hung: Sequence[Row], older_ms: int) -> Iterator[tuple[str, str]]:
-    """The branch_lines of ``tx list`` about them, each after its indent: a database, its branches, and the next step."""
+    """The lines of ``tx list`` about them, each after its indent: a database, its branches, and the next step."""
     is_any = False
     for row in resources:
         if row["branches"] and row["age_ms"] >= older_ms:

@@ -1,7 +1,4 @@
-"""Commands about users and what they may do.
-
-``txmq user``: add, passwd, remove, list.
-"""
+"""``txmq user``: add, passwd, remove, list."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ class Session:
         """Write all whole epochs of a queue's topic in one transaction; False if they do not fit, too.
 
         After it the partitions are where the source was: no value is in two rows, in whatever order it went from row
-        to row. All of these rows are deleted before any is inserted (``net_changes``).
+        to row. All of these rows are deleted before any is inserted (``target.py``).
         """
         together = self._queues.take_together(queue)
         if not together:

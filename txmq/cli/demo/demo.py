@@ -1,6 +1,5 @@
-"""``txmq demo``: the promise of txmq, proved on this machine in about 20 seconds.
-
-``txmq demo-audit``: damage planted behind txmq's back, and the audit that finds exactly that.
+"""``txmq demo``: the promise of txmq, proved on this machine; ``txmq demo-audit``: planted damage, and the audit that
+finds exactly that.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from txmq.cli import output
 from txmq.runtime.build import pages
 
 if TYPE_CHECKING:
-    from txmq.cli.demo.audit_run import Report
+    from txmq.cli.demo import audit_run
     from txmq.cli.demo.run import Report
 
 
@@ -153,7 +152,7 @@ def demo_audit(
     raise SystemExit(0 if report.holds else output.STATUS_FAILED)
 
 
-def _audit_screen(report: Report) -> None:
+def _audit_screen(report: audit_run.Report) -> None:
     rows: list[tuple[object, ...]] = [
         ("nothing yet", "clean" if report.is_clean_before else "findings", _audit_verdict(report.is_clean_before))
     ]

@@ -7,14 +7,13 @@ next round starts what died. At the end the service stops in order, a resolver s
 is held against every message. In a second act the broker is away, and a shop goes on: what waits in its outbox is
 taken to the broker when that is back.
 
+The proof: rows against messages, one to one and in order (``compare``). It is pure, so that it can be tested to say no.
+A row's ``reference`` is unique over the whole demo and never used again, also not after a rollback; its message carries
+the same reference and has the customer as its key.
+
 Invariants:
 * Every wait has a deadline and ends the demo with an error that names what did not happen.
 * No process outlives ``Play.run``.
-
-The demo's proof: rows against messages, one to one and in order. Pure, so that it can be tested to say no.
-
-A row's ``reference`` is unique over the whole demo and never used again, also not after a rollback; its message
-carries the same reference and has the customer as its key.
 """
 
 from __future__ import annotations
@@ -41,6 +40,17 @@ from txmq.errors import TxmqError
 from txmq.outbox.outbox import Outbox
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
+
+WAIT_S = 20.0
+RESOLVE_S = 30.0
+POLL_S = 0.01
+BROKER_DEATH = "broker.outbox.page_taken:2"
+PROGRESS_PER_ROUND = 30  # acknowledged orders, and as many payments
+SHIPMENTS_PER_RUN = 600
+RANDOM_DELAY_S_MAX = 0.2
+
+
+# --- the proof --------------------------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -169,13 +179,7 @@ def _misordered(rows: Iterable[Row], orders: Iterable[Sent]) -> int:
     return wrong
 
 
-WAIT_S = 20.0
-RESOLVE_S = 30.0
-POLL_S = 0.01
-BROKER_DEATH = "broker.outbox.page_taken:2"
-PROGRESS_PER_ROUND = 30  # acknowledged orders, and as many payments
-SHIPMENTS_PER_RUN = 600
-RANDOM_DELAY_S_MAX = 0.2
+# --- the play ---------------------------------------------------------------------------------------------------------
 
 
 class Death(NamedTuple):
