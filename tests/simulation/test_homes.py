@@ -53,7 +53,7 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.cluster.registry_events.take_over", lambda *_: None)
+    monkeypatch.setattr("txmq.broker.verbs.registry_events.take_over", lambda *_: None)
     seed_that_catches(simulate_homes, ".", first=[1], then=MUTATED_SEEDS)
 
 

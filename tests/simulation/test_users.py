@@ -20,8 +20,8 @@ from txmq.broker.context import Context
 from txmq.broker.shell.registry_session_loop import RegistrySessionLoop, _Read
 from txmq.broker.state import principals
 from txmq.broker.state.principals import Permissions, User
+from txmq.broker.verbs import registry_events
 from txmq.broker.verbs.access import access_changes, auth, authorizer
-from txmq.broker.verbs.cluster import registry_events
 from txmq.errors import OverloadedError
 from txmq.registry.access import Access
 from txmq.runtime.tls import TlsStream

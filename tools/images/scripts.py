@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.broker.verbs.branches.complete import reported
+from txmq.broker.verbs.decide import reported
 
 from .node import Node
 from .script import Script

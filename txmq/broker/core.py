@@ -28,15 +28,22 @@ from txmq.broker.context import Context, Read
 from txmq.broker.state.broker_identity import BrokerIdentity, Ids
 from txmq.broker.state.principals import of_nobody
 from txmq.broker.state.state import State
-from txmq.broker.verbs import check_backs, decide, get, prepare_commit, session_expiry
+from txmq.broker.verbs import (
+    branch_resolving,
+    check_backs,
+    decide,
+    get,
+    parked_requests,
+    prepare_commit,
+    registry_events,
+    session_expiry,
+)
+from txmq.broker.verbs import group_coordinator as groups
 from txmq.broker.verbs.access import auth
 from txmq.broker.verbs.access.audit_log import refused
 from txmq.broker.verbs.access.required_grants import admit
-from txmq.broker.verbs.branches import resolving
-from txmq.broker.verbs.cluster import parked_requests, registry_events
-from txmq.broker.verbs.cluster.parked_requests import DoubtfulUsersError
-from txmq.broker.verbs.group import group_coordinator as groups
-from txmq.broker.verbs.put_pipelined import take_puts
+from txmq.broker.verbs.parked_requests import DoubtfulUsersError
+from txmq.broker.verbs.put import take_puts
 from txmq.broker.verbs.resource import reporter_of
 from txmq.broker.verbs.verb_table import LONG_ANSWERS, TELL_A_STATE, VERBS, VERBS_BEFORE_LEADING
 from txmq.config import BrokerSettings
@@ -86,7 +93,7 @@ class Core:
             session_expiry.went_away(self.context, session)
         for _, transaction in self.state.prepared.behind(0):
             check_backs.prepared(self.context, transaction)
-        resolving.began(self.context)
+        branch_resolving.began(self.context)
 
     # --- the registry ------------------------------------------------------------------------------------------------
 
@@ -141,15 +148,15 @@ class Core:
 
     def take_branch_asks(self) -> list[BranchAsk]:
         """Effects: what other homes are asked about branches here."""
-        return resolving.take_asks(self.context) if self.context.branch_asks.has_ready else []
+        return branch_resolving.take_asks(self.context) if self.context.branch_asks.has_ready else []
 
     def branch_answered(self, ask: BranchAsk, code: int, body: bytes) -> None:
         """What a home has answered."""
-        resolving.answered(self.context, ask, code, body)
+        branch_resolving.answered(self.context, ask, code, body)
 
     def home_lost(self, home: int) -> None:
         """The connection to a home is lost, or none can be made: it is asked again later."""
-        resolving.lost(self.context, home)
+        branch_resolving.lost(self.context, home)
 
     def _is_durable(self, group: object) -> bool:
         context = self.context
@@ -337,7 +344,7 @@ class Core:
         if group.waiters:
             self._release(group.waiters)
         for part in group.branch_parts:
-            resolving.placed_durably(self.context, part)
+            branch_resolving.placed_durably(self.context, part)
 
     def applied(self, group: CommitGroup) -> None:
         """The record's bytes are in the partition files: readers may see them, all of one record at once."""

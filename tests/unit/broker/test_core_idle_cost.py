@@ -8,7 +8,7 @@ import pytest
 
 from tools.images.node import Client, Node
 from txmq.broker.state.group_membership import GroupMembership
-from txmq.broker.verbs.group import partition_handover as group_handover
+from txmq.broker.verbs import partition_handover as group_handover
 
 from ...growth import growth
 from .support import node

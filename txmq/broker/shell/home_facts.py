@@ -9,7 +9,7 @@ from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.joining import draw_incarnation
 from txmq.broker.state.principals import Secrets, records_of
 from txmq.broker.state.state import State
-from txmq.broker.verbs.group.exclusive_grant import GRANT
+from txmq.broker.verbs.partition_handover import GRANT
 from txmq.config import BrokerSettings
 from txmq.errors import RegistryError
 from txmq.redo import directory_identity

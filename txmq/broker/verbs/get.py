@@ -15,8 +15,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context, Read
 from txmq.broker.verbs.access.audit_log import refusal_of
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, require_seen, sees
-from txmq.broker.verbs.cluster.home_listing import homes_fields
-from txmq.broker.verbs.partition_lookup import measured, readable
+from txmq.broker.verbs.partition_lookup import homes_fields, measured, readable
 from txmq.errors import BadRequestError, BrokerError, OffsetOutOfRangeError, StaleLogError, UnknownTopicError
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Records, Reply

@@ -6,9 +6,13 @@ without them (``appending``): a grant that is revoked meanwhile breaks no promis
 
 ``State.partitions`` holds only the partitions that this home owns. If a look-up fails there, ``State.placed`` tells
 which home owns the partition, and ``Context.cluster`` where that home is led.
+
+Homes, and where they are led, as this broker knows them: for the verb ``cluster``, and for answers about topics.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
@@ -99,3 +103,29 @@ def _refusal(context: Context, name: bytes, number: bytes, topic_id: bytes | Non
         leader = context.cluster.leader(home) or "-"
         return NotOwnerError(f"leader={leader} home={home:016x} owns partition {number.decode()} of topic {text!r}")
     return UnknownTopicError(f"topic {text!r} has partitions 0 to {topic.config.partitions - 1}, not {number.decode()}")
+
+
+def known_homes(context: Context) -> dict[str, Any]:
+    """All homes. A broker that is alone tells of itself."""
+    identity, view = context.identity, context.cluster
+    if view is None:
+        own = {
+            "home": f"{identity.node:016x}", "name": identity.name, "epoch": context.state.epoch,
+            "leader": context.address or context.settings.listen,
+        }  # fmt: skip
+        return {"cluster": f"{identity.cluster:016x}", "map_version": 0, "homes": [own]}
+    rows = [
+        {
+            "home": f"{home.home:016x}", "name": home.name, "epoch": home.epoch, "leader": home.address,
+            **({"retired": home.retired} if home.retired else {}),
+        }
+        for _, home in sorted(view.homes.items())
+    ]  # fmt: skip
+    return {"cluster": f"{identity.cluster:016x}", "map_version": view.map_version, "homes": rows}
+
+
+def homes_fields(context: Context) -> dict[str, Any]:
+    """By home, where it is led, and why it is given up if it is: what an answer about a topic tells of homes."""
+    rows = known_homes(context)["homes"]
+    retired = {row["home"]: row["retired"] for row in rows if row.get("retired")}
+    return {"leaders": {row["home"]: row["leader"] for row in rows}, **({"retired": retired} if retired else {})}

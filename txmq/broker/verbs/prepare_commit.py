@@ -26,13 +26,11 @@ from txmq.broker.state.transaction import (
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import appending, check_backs, ordered_commits, session_expiry
-from txmq.broker.verbs.access.acting_for_users import acting_for, refuse_acts
+from txmq.broker.verbs import appending, check_backs, ordered_commits, outbox, session_expiry, transaction_checks
+from txmq.broker.verbs.access.required_grants import acting_for, refuse_acts
 from txmq.broker.verbs.access.transaction_owners import audit_fence, refuse_others
-from txmq.broker.verbs.branches import branch_fields
-from txmq.broker.verbs.branches.fences import is_for_a_database, outcome_for_a_database, refuse_fenced
-from txmq.broker.verbs.branches.heuristics import hazard_of, keep, record
-from txmq.broker.verbs.outbox import pages
+from txmq.broker.verbs.fencing import is_for_a_database, outcome_for_a_database, refuse_fenced
+from txmq.broker.verbs.heuristic_outcomes import hazard_of, keep, record
 from txmq.broker.verbs.transaction_checks import (
     check_streamed,
     floor_of,
@@ -127,7 +125,7 @@ def commit(context: Context, client: ClientConnection, request: Request) -> None
     txid, session = locate(context, arguments[0])
     given = extensions or {}
     refuse_others(context, client, (txid.session, txid.counter), is_end=True)
-    is_whole = body or b"homes" in given or pages.OUTBOX in given
+    is_whole = body or b"homes" in given or outbox.OUTBOX in given
     event = TransactionEvent.COMMIT_PARTS if is_whole else TransactionEvent.COMMIT
     action = next_action(state_of(context, session, txid.counter), event)
     floor = floor_of(given, client, session)
@@ -273,7 +271,7 @@ def _prepare_meta(context: Context, client: ClientConnection, kind: bytes, given
 
 
 def _over_homes(context: Context, kind: str, given: dict[bytes, bytes]) -> dict[str, Any]:
-    of, homes = branch_fields.deciding(context, given), branch_fields.homes(context, given)
+    of, homes = transaction_checks.deciding(context, given), transaction_checks.homes(context, given)
     if of and kind not in _OF_ANOTHER:
         raise BadRequestError(f"of= is said of kinds {' and '.join(_OF_ANOTHER)}, not of {kind}")
     if homes and kind not in _DECIDED_LATER:
@@ -359,9 +357,9 @@ def _decide(
     opaque: bytes,
 ) -> None:
     require_owner(client, session)
-    page = pages.page_of(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
+    page = outbox.page_of(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
     transaction = context.state.transactions.get((session.number, txid.counter))
-    homes = branch_fields.homes(context, given)
+    homes = transaction_checks.homes(context, given)
     offsets, messages = take_offsets(given, body)
     parts, keys = appending.check_parts(context, client, split_parts(messages))
     check_streamed(context, client, transaction, given)
@@ -370,7 +368,7 @@ def _decide(
     refuse_over_outcomes(context, session, floor)
     saved = check_offsets(context, client, offsets)
     if page is not None:
-        pages.take(context, client, page, txid)
+        outbox.take(context, client, page, txid)
     if homes or ordered_commits.must_queue(context, transaction, parts, keys):
         meta: dict[str, Any] = {"decided_ms": context.now_ms, "client": client.name}
         if homes:

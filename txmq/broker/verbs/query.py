@@ -17,6 +17,17 @@ Invariants:
     * a winner is prepared, of this query, epoch and batch, and of one attempt a task; else nothing happens;
     * messages of a batch become visible together (one barrier for all winners, if a barrier holds any of them back);
     * only ``query commit``, or an operator, commits a transaction of kind ``spark``.
+
+Queries over several homes: the registry draws the epochs of their drivers, and fixes the home of each, its anchor.
+
+Theory of operation. A query is in the state of its anchor alone, which decides its batches. The first ``query open`` of
+a name asks the registry, which fixes the home that was asked. From then on every other home refuses, and names the
+anchor. The opening of a query that is known here asks nothing. ``query delete`` releases the anchor (``anchors``), so
+that no home opens a query whose batches another one still knows.
+
+A broker that is alone asks nobody.
+
+Invariant: only ``query open`` makes an anchor.
 """
 
 from __future__ import annotations
@@ -26,25 +37,28 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.registry_asks import DrawQueryEpoch, Result
 from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
 from txmq.broker.verbs import appending
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import GROUP, SETTLE, require_any, sees
-from txmq.broker.verbs.access.fair_shares import QUERY_SHARE, note_made, refuse_over_half
-from txmq.broker.verbs.cluster.anchors import find_anchor, release_anchor
-from txmq.broker.verbs.cluster.query_epochs import draw_epoch, refuse_elsewhere
+from txmq.broker.verbs.access.quotas import QUERY_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.anchors import Then, find_anchor, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
+from txmq.broker.verbs.registry_events import as_answer, view_of
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import (
     BadRequestError,
     BrokerError,
     FencedError,
     InvalidNameError,
+    NotOwnerError,
     OverloadedError,
     TooLargeError,
     TransactionConflictError,
+    TxmqError,
 )
 from txmq.model import TransactionKind, is_valid_name
 from txmq.protocol.requests import Request
@@ -324,3 +338,24 @@ def _refuse_too_many(context: Context, winners: list[Transaction]) -> None:
     size = entries.batch_committed_size(len(winners), sum(len(transaction.parts) for transaction in winners))
     if size > context.settings.request_size_bytes_max:
         raise TooLargeError(f"the decision about {len(winners)} transactions takes {size} bytes: write larger parts")
+
+
+def draw_epoch(context: Context, then: Then) -> None:
+    """Draw an epoch from the registry."""
+    above = context.state.queries.last_epoch
+
+    def answered(result: Result) -> None:
+        then(as_answer(result) if isinstance(result, TxmqError) else result.value)
+
+    view_of(context).ask(lambda number: DrawQueryEpoch(number, above), answered)
+
+
+def refuse_elsewhere(context: Context, name: str, anchor: int) -> None:
+    """Refuse to open a query here whose home is another one.
+
+    Raises:
+        NotOwnerError: names the home, and its leader.
+    """
+    if anchor != context.state.home:
+        leader = view_of(context).leader(anchor) or "-"
+        raise NotOwnerError(f"leader={leader} home={anchor:016x} is the anchor of query {name}")

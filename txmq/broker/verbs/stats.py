@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
+from txmq.broker.verbs import outbox
 from txmq.broker.verbs.access.authorizer import (
     DESCRIBE,
     TOPIC,
@@ -19,8 +20,7 @@ from txmq.broker.verbs.access.authorizer import (
     sees,
     watches,
 )
-from txmq.broker.verbs.branches.listing import figures as branch_figures
-from txmq.broker.verbs.outbox import pages
+from txmq.broker.verbs.cluster import figures as branch_figures
 from txmq.broker.verbs.resource import shown_rows
 from txmq.errors import BadRequestError
 from txmq.model import TransactionKind
@@ -196,7 +196,7 @@ def _resources(context: Context, client: ClientConnection) -> str:
 def _chains(context: Context, client: ClientConnection) -> str:
     return "".join(
         f"{row.pop('outbox')} {' '.join(f'{name} {_word(value)}' for name, value in row.items())}\n"
-        for row in pages.rows(context, client)
+        for row in outbox.rows(context, client)
     )
 
 
@@ -231,7 +231,7 @@ def _json(context: Context, client: ClientConnection) -> str:
         "broker": broker_figures(context),
         **({"transactions": transaction_figures(context)} if is_watched else {}),
         "resources": shown_rows(context, client),
-        "chains": pages.rows(context, client),
+        "chains": outbox.rows(context, client),
         "topics": [topic.to_json() for topic in topics],
         "offsets": offsets,
         **({"config": context.settings.shown()} if is_administrator(context, client) else {}),

@@ -22,7 +22,7 @@ from typing import Any
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.authorizer import GROUP, READ, require
-from txmq.broker.verbs.group.group_request import place_of, refuse_over_bytes
+from txmq.broker.verbs.partition_handover import place_of, refuse_over_bytes
 from txmq.errors import TransactionConflictError
 from txmq.protocol.transaction_offsets import GroupOffsets, split_offsets
 from txmq.redo import entries

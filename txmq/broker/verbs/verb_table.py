@@ -17,18 +17,18 @@ from txmq.broker.verbs import (
     stats,
     topic,
 )
+from txmq.broker.verbs import group_coordinator as groups
 from txmq.broker.verbs.access.acl import acl
 from txmq.broker.verbs.access.auth import auth
 from txmq.broker.verbs.access.quotas import quota
 from txmq.broker.verbs.access.users import user
-from txmq.broker.verbs.cluster.describe import cluster
-from txmq.broker.verbs.group import group_coordinator as groups
-from txmq.broker.verbs.outbox.pages import outbox
-from txmq.broker.verbs.parts import parts
+from txmq.broker.verbs.cluster import cluster
+from txmq.broker.verbs.fencing import token
+from txmq.broker.verbs.outbox import outbox
 from txmq.broker.verbs.put import put
 from txmq.broker.verbs.query import query
+from txmq.broker.verbs.recover import parts
 from txmq.broker.verbs.resource import resource
-from txmq.broker.verbs.token import token
 from txmq.errors import (
     FencedError,
     OtherTokenError,

@@ -18,7 +18,7 @@ from typing import Final
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.principals import Permissions, of_nobody
-from txmq.broker.verbs.cluster.parked_requests import DoubtfulUsersError, doubt_users
+from txmq.broker.verbs.parked_requests import DoubtfulUsersError, doubt_users
 from txmq.errors import ForbiddenError, UnauthenticatedError
 from txmq.protocol.grants import BROKER, WHOLE
 

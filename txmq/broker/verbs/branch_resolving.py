@@ -1,4 +1,6 @@
-"""Branches are brought to their outcome: what the home that decides is asked, and what follows from its answer.
+"""Transactions over homes: parts that another home decides about, and decisions that other homes must hear of.
+
+Branches are brought to their outcome: what the home that decides is asked, and what follows from its answer.
 
 ```
  prepared, and its client says nothing --outcome branch= owner--> committed:        placed in its turn
@@ -29,8 +31,8 @@ from txmq.broker.context import Context
 from txmq.broker.state.decisions import BranchPart
 from txmq.broker.state.transaction import Transaction, home_group_key
 from txmq.broker.verbs import ordered_commits
-from txmq.broker.verbs.access.acting_for_users import owner_of
-from txmq.broker.verbs.branches.complete import reported
+from txmq.broker.verbs.access.required_grants import owner_of
+from txmq.broker.verbs.decide import reported
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import NeverIssuedError

@@ -13,18 +13,18 @@ from txmq.broker.state.group_membership import GroupMembership
 from txmq.broker.state.group_offsets import SavedGroup
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require, require_seen, sees
-from txmq.broker.verbs.access.fair_shares import GROUP_SHARE, note_made
-from txmq.broker.verbs.cluster.anchors import release_anchor
-from txmq.broker.verbs.group.exclusive_grant import GRANT
-from txmq.broker.verbs.group.group_request import (
+from txmq.broker.verbs.access.quotas import GROUP_SHARE, note_made
+from txmq.broker.verbs.anchors import release_anchor
+from txmq.broker.verbs.partition_handover import (
+    GRANT,
     GroupRequest,
     journal_offsets,
     journal_owned,
     place_of,
     refuse_over_bytes,
     refuse_over_groups,
+    settle,
 )
-from txmq.broker.verbs.group.partition_handover import settle
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition

@@ -6,7 +6,7 @@ import pytest
 
 from tools.images.node import Client
 from tools.images.requests import batch
-from txmq.broker.verbs import parts as module
+from txmq.broker.verbs import recover as module
 from txmq.log.records import decode
 from txmq.protocol.transaction_parts import split_parts
 

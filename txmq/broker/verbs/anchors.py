@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from txmq.broker.cluster.registry_asks import FindAnchor, ReleaseAnchor, Result
 from txmq.broker.context import Context
-from txmq.broker.verbs.cluster.registry_events import as_answer
+from txmq.broker.verbs.registry_events import as_answer
 from txmq.errors import BrokerError, TxmqError
 
 Then = Callable[[int | BrokerError], None]

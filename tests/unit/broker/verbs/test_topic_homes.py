@@ -12,7 +12,7 @@ from txmq.broker.cluster.cluster_view import ASKS_MAX
 from txmq.broker.cluster.registry_asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
 from txmq.broker.cluster.registry_calls import TRIES_MAX, Room, carry_out
 from txmq.broker.state.principals import of_nobody
-from txmq.broker.verbs.cluster.anchors import find_anchor
+from txmq.broker.verbs.anchors import find_anchor
 from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError
 from txmq.model import TopicConfig
 from txmq.redo import entries

@@ -6,7 +6,7 @@ import pytest
 
 from tools.images.node import Answer, Client
 from tools.images.requests import UUID, batch, part
-from txmq.broker.verbs.branches import fences
+from txmq.broker.verbs import fencing
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
 from ...support import prepare, values
@@ -169,7 +169,7 @@ def test_who_may_settle_anyway_fences_the_whole_transaction() -> None:
 
 
 def test_fences_of_a_database_take_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fences, "FENCES_OF_DATABASE_MAX", 2)
+    monkeypatch.setattr(fencing, "FENCES_OF_DATABASE_MAX", 2)
     world = settler()
     for counter in (1, 2):
         assert fence(world.shop, world.others(counter)).text == ROLLED_BACK

@@ -29,25 +29,24 @@ from txmq.broker.state.group_membership import Beat, GroupMembership, Member, Ow
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.verbs.access.audit_log import refusal_of
 from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require
-from txmq.broker.verbs.access.fair_shares import counted_user
-from txmq.broker.verbs.cluster.anchors import find_anchor
-from txmq.broker.verbs.group.exclusive_grant import (
+from txmq.broker.verbs.access.quotas import counted_user
+from txmq.broker.verbs.anchors import find_anchor
+from txmq.broker.verbs.group_operators import change_deferred, delete, describe, list_groups, reset
+from txmq.broker.verbs.partition_handover import (
+    GroupRequest,
     anchor_fields,
     grant_of,
     is_anchored,
     join_anchor,
     join_elsewhere,
-    leaves,
-)
-from txmq.broker.verbs.group.group_request import (
-    GroupRequest,
     journal_offsets,
+    leaves,
+    note_owned,
     place_of,
     refuse_over_bytes,
     refuse_over_groups,
+    settle,
 )
-from txmq.broker.verbs.group.operators import change_deferred, delete, describe, list_groups, reset
-from txmq.broker.verbs.group.partition_handover import note_owned, settle
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.log.history import LogHistory
 from txmq.model import TopicPartition, is_valid_name

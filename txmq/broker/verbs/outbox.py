@@ -1,4 +1,6 @@
-"""``commit`` with ``outbox=``, a page of an outbox's rows, and the verb ``outbox``, which tells of the newest one.
+"""The outboxes of databases: pages of rows, each taken once, after the one before.
+
+``commit`` with ``outbox=``, a page of an outbox's rows, and the verb ``outbox``, which tells of the newest one.
 
 A page is an ordinary transaction with one condition more: it is the successor of the newest page of its outbox
 (``state/outbox_chains``). Rows, claim and what a relay concludes from a refusal are the database's side.
@@ -19,7 +21,7 @@ from txmq.broker.context import Context
 from txmq.broker.state import outbox_chains
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import INSTALL, RESOURCE, require, require_administrator, sees
-from txmq.broker.verbs.access.fair_shares import OUTBOX_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.quotas import OUTBOX_SHARE, note_made, refuse_over_half
 from txmq.errors import BadRequestError, OutboxConflictError, OverloadedError
 from txmq.model import is_valid_name
 from txmq.protocol.grammar import is_hex32

@@ -9,7 +9,7 @@ from tools.simulated.zookeeper import SimSession
 from txmq.broker.cluster.cluster_view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.registry_asks import Refresh
 from txmq.broker.cluster.registry_calls import carry_out
-from txmq.broker.verbs.cluster import parked_requests
+from txmq.broker.verbs import parked_requests
 from txmq.errors import RegistryAwayError
 from txmq.protocol.transaction_parts import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.broker.group_support import Consumer, describe, pass_time
 from tests.unit.broker.support import Registry, node
 from txmq.broker.client_connection import MEMBERS_OVER_MAX
-from txmq.broker.verbs.group import group_coordinator as groups
+from txmq.broker.verbs import group_coordinator as groups
 
 
 def test_connection_remembers_no_members_that_are_no_more() -> None:

@@ -1,1 +1,0 @@
-"""Requests and events of a broker with a registry."""

@@ -1,1 +1,0 @@
-"""The verb ``group``: joining, saving offsets, handing partitions over, operators' changes."""

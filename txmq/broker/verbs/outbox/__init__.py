@@ -1,1 +1,0 @@
-"""The outboxes of databases: pages of rows, each taken once, after the one before."""
