@@ -4,7 +4,7 @@ Theory of operation. A prepared branch is looked at a second after it was prepar
 outcome, or is in trouble. While it is undecided, its look comes again after pauses that grow: to 30 s if the home has
 the transaction prepared, which may last; else to 2 s. If a commit must wait for the branch, or the home that decides is
 led anew or was lost, it has an extra look at once. A placed part is reported as soon as its record is durable. Each
-look becomes one ask of the home that decided (``verbs/branches/resolving.py``), and the answer, or the loss of the
+look becomes one ask of the home that decided (``verbs/branch_resolving.py``), and the answer, or the loss of the
 connection, comes back under the ask's number.
 
 A transaction that was prepared here for longer may have branches whose homes look at it every 30 s. When it is decided,

@@ -109,10 +109,10 @@ class GroupMembership:
         holder, grant: that member, and the number under which it was granted everything; 0 if it was not yet.
         is_clean: the holder before it had left in order.
         is_changed: members or what they may have changed since it was last settled
-            (``verbs/group/partition_handover``).
+            (``verbs/partition_handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
-        user: whose member was the first; empty: the group counts for nobody (``verbs/access/fair_shares``).
+        user: whose member was the first; empty: the group counts for nobody (``verbs/access/quotas``).
     """
 
     strategy: str = "sticky"
@@ -283,7 +283,7 @@ class PendingGroups:
         unsettled: groups that are settled with the next tick: something could not be handed over, or one has no member.
         changed: groups whose members may have a new view.
         anchors: homes that the registry has fixed for groups: joining needs no registry then.
-        left_in_order: groups whose holder left (``verbs/group/exclusive_grant``), and that have none since.
+        left_in_order: groups whose holder left (``verbs/partition_handover``), and that have none since.
         topics_seen: how many changes of topics were seen.
         outdated: groups that have not seen all of them.
         silences: groups by the time at which a member may have been silent for too long (``LivenessClock``).

@@ -130,7 +130,7 @@ class Principals:
     def speaker(self, name: str) -> User | None:
         """Whom a connection speaks for that has logged in under a name: a user, or another home's broker."""
         if is_peer(name) and self.between_brokers:
-            return User(name, None, None)  # has no grants: acts for users (``verbs/access/acting_for_users.py``)
+            return User(name, None, None)  # has no grants: acts for users (``verbs/access/required_grants.py``)
         return self.users.get(name)
 
     def life_of(self, owner: str) -> str:

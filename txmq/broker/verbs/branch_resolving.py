@@ -1,6 +1,4 @@
-"""Transactions over homes: parts that another home decides about, and decisions that other homes must hear of.
-
-Branches are brought to their outcome: what the home that decides is asked, and what follows from its answer.
+"""Branches are brought to their outcome: what the home that decides is asked, and what follows from its answer.
 
 ```
  prepared, and its client says nothing --outcome branch= owner--> committed:        placed in its turn
@@ -18,7 +16,7 @@ reported. A home that answers `never-issued` was restored from an older copy, an
 operator ends the branch. To a placed one any 410 means that nothing waits for its report: it was reported, or an
 operator has placed it, and the home that decides did not commit. ``fence`` makes the home refuse a decision that comes
 later, so a slow client is fenced only when it has been gone for a second, or its deadline has passed. 403: whoever
-prepared the branch has named a transaction of somebody else (``access/acting_for_users.py``), which does not list it.
+prepared the branch has named a transaction of somebody else (``access/required_grants.py``), which does not list it.
 Nobody but its own user or an operator ends it then.
 """
 

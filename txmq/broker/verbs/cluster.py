@@ -1,14 +1,9 @@
-"""Requests and events of a broker with a registry.
+"""The verb ``cluster``: homes, leaders, topics and branches, as this broker knows them; homes that are given up.
 
-The verb ``cluster``: homes, leaders and topics, as this broker knows them; homes that are given up.
-
-``cluster retire``: an operator gives another home up as lost for ever, with no copy of its directory.
-
-The registry keeps that nobody leads it any more (``Registry.retire_home``); every other home journals it when it hears
-of it, this one before it answers. What is prepared or decided over that home is not touched: each transaction is
-settled by an operator (``complete heuristic=``).
-
-What of transactions over homes waits here, and for which home: for ``cluster describe`` and ``stats``.
+``cluster retire``: an operator gives another home up as lost for ever, with no copy of its directory. The registry
+keeps that nobody leads it any more (``Registry.retire_home``); every other home journals it when it hears of it, this
+one before it answers. What is prepared or decided over that home is not touched: each transaction is settled by an
+operator (``complete heuristic=``).
 """
 
 from __future__ import annotations
@@ -32,6 +27,10 @@ from txmq.errors import BadRequestError, TxmqError, UnavailableError
 from txmq.protocol.requests import Request
 from txmq.registry.cluster_metadata import parse_home
 from txmq.xid import TxId
+
+REASON_LENGTH_MAX: Final = 1000
+ROWS_MAX = 100  # of each state
+_BEFORE = "transactions before it, of the same keys"
 
 
 def cluster(context: Context, client: ClientConnection, request: Request) -> None:
@@ -80,9 +79,6 @@ def _topic(context: Context, topic_id: int) -> dict[str, Any]:
     }
 
 
-REASON_LENGTH_MAX: Final = 1000
-
-
 def retire(context: Context, client: ClientConnection, given: dict[bytes, bytes], opaque: bytes) -> None:
     """Give a home up. Idempotent."""
     view, word = context.cluster, given.get(b"home", b"").decode("ascii", "replace")
@@ -108,10 +104,6 @@ def retire(context: Context, client: ClientConnection, given: dict[bytes, bytes]
 
     audit(context, client, "home retired", home=word, reason=reason)
     view.ask(lambda number: RetireHome(number, home, reason), answered)
-
-
-ROWS_MAX = 100  # of each state
-_BEFORE = "transactions before it, of the same keys"
 
 
 def waiting(context: Context) -> list[dict[str, Any]]:

@@ -5,37 +5,36 @@ and is the decision; there is no other log. It assigns the offsets. The messages
 (``visibility``) until each branch has been reported ``complete``, or ``visibility_hold_ms_max`` has passed: the
 decision stands, and the rows follow.
 
-A *heuristic* decision is one that a database or an operator made alone. It is journaled, and listed until ``forget``.
+Branch homes report to the home that decided (``complete branch=``). A report is journaled at once. It is answered when
+readers may see the transaction's messages here: every database has committed, or the hold is over. So the answer lets
+the branch home show its part, too: rows before messages at each home. A home that is lost for ever reports nothing, and
+is told nothing. An operator gives it up (``heuristic=``): journaled, kept as a heuristic outcome, and answered at once.
 
-Branch homes report to the home that decided, and readers of held parts (``complete branch=``, holds that end).
-
-A report is journaled at once. It is answered when readers may see the transaction's messages here: every database has
-committed, or the hold is over. So the answer lets the branch home show its part, too: rows before messages at each
-home.
-
-A home that is lost for ever reports nothing, and is told nothing. An operator gives it up (``heuristic=``): journaled,
-kept as a heuristic outcome, and answered at once.
+A *heuristic* decision is one that a database or an operator made alone. It is journaled, and listed until ``forget``
+(``heuristic_outcomes``).
 """
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.decisions import Name, XADecision
 from txmq.broker.state.session import BrokerSession, CommittedParts
 from txmq.broker.state.transaction import Action, TransactionEvent, TransactionState, next_action
-from txmq.broker.verbs import appending, ordered_commits, transaction_checks
+from txmq.broker.verbs import appending, ordered_commits
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import require_administrator
 from txmq.broker.verbs.access.required_grants import FOR, refuse_acts
 from txmq.broker.verbs.access.transaction_owners import audit_fact, refuse_others
 from txmq.broker.verbs.fencing import refuse_fenced
+from txmq.broker.verbs.heuristic_outcomes import heuristic_fact
 from txmq.broker.verbs.recover import placed_rows
 from txmq.broker.verbs.transaction_checks import (
     at_home,
+    branches_at_homes,
+    branches_in_databases,
     check_streamed,
     floor_of,
     locate,
@@ -80,9 +79,9 @@ def _decide(
     opaque: bytes,
 ) -> None:
     require_owner(client, session)
-    branches, start = transaction_checks.databases(context, client, body, given)
+    branches, start = branches_in_databases(context, client, body, given)
     refuse_fenced(session, txid, [branch["uuid"] for branch in branches])
-    homes = transaction_checks.homes(context, given)
+    homes = branches_at_homes(context, given)
     offsets, messages = take_offsets(given, body, start)
     parts, keys = appending.check_parts(context, client, split_parts(messages))
     transaction = context.state.transactions.get((session.number, txid.counter))
@@ -202,9 +201,6 @@ def make_overdue_visible(context: Context) -> None:
         )  # fmt: skip
 
 
-_HEURISTICS = ("commit", "rollback", "mixed", "hazard")
-
-
 def complete_home(
     context: Context, client: ClientConnection, decided: XADecision, given: dict[bytes, bytes], opaque: bytes
 ) -> None:
@@ -270,20 +266,6 @@ def give_up_deciding(
     elif not any(known.get("branch") == of for known in context.state.decisions.heuristics.get(name, ())):
         raise UnknownTransactionError(f"no part {parsed} of transaction {of[:80]} waits for the home that decided")
     context.answer_when_durable(client, opaque)
-
-
-def heuristic_fact(context: Context, kind: TransactionKind, given: dict[bytes, bytes]) -> dict[str, Any] | None:
-    """What an operator or a database says of a branch (``heuristic=``); the caller adds the resource."""
-    if b"heuristic" not in given:
-        return None
-    what = given[b"heuristic"].decode()
-    if what not in _HEURISTICS:
-        raise BadRequestError(f"heuristic={what[:40]}: expected one of {', '.join(_HEURISTICS)}")
-    reason = unquote(given.get(b"reason", b"").decode(), errors="replace")
-    return {
-        "what": f"heuristic-{what}", "reason": reason, "time_ms": context.now_ms, "kind": kind.value,
-        "outcome": "committed",
-    }  # fmt: skip
 
 
 def may_show(context: Context, decided: XADecision) -> None:

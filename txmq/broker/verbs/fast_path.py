@@ -19,10 +19,16 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import TransactionState
-from txmq.broker.verbs import appending, ordered_commits, prepare_commit, transaction_checks
+from txmq.broker.verbs import appending, ordered_commits, prepare_commit
 from txmq.broker.verbs import decide as decide_verbs
 from txmq.broker.verbs.appending import check_parts
-from txmq.broker.verbs.transaction_checks import is_over_own, is_over_own_bytes
+from txmq.broker.verbs.transaction_checks import (
+    branches_at_homes,
+    branches_in_databases,
+    decided_elsewhere,
+    is_over_own,
+    is_over_own_bytes,
+)
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.branches import branches_json
 from txmq.protocol.requests import Request
@@ -83,7 +89,7 @@ def _decide_over_homes(context: Context, client: ClientConnection, session: Brok
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
     if not _is_new(context, session, counter, len(body)):
         return False
-    homes = transaction_checks.homes(context, extensions)
+    homes = branches_at_homes(context, extensions)
     parts, keys = check_parts(context, client, split_parts(body))
     if ordered_commits.must_queue(context, None, parts, keys):
         return False
@@ -112,7 +118,7 @@ def prepare(context: Context, client: ClientConnection, request: Request) -> Non
     counter, of, who = _counter_of(client, arguments[0]), "", None
     if _is_new(context, session, counter, len(body)):
         if kind == _BRANCH_WORD:
-            of = transaction_checks.deciding(context, extensions)["of"]
+            of = decided_elsewhere(context, extensions)["of"]
             who = _home(home_word(of), client.name)
         else:
             who = _resource(extensions[b"resource"], extensions[b"uuid"], extensions[b"table"], client.name)
@@ -144,7 +150,7 @@ def decide(context: Context, client: ClientConnection, request: Request) -> None
         return
     counter, floor_text = _counter_of(client, arguments[0]), extensions.get(b"floor", b"0")
     if _is_new(context, session, counter, len(body)):
-        branches, start = transaction_checks.databases(context, client, body, extensions)
+        branches, start = branches_in_databases(context, client, body, extensions)
         parts, keys = check_parts(context, client, split_parts(memoryview(body)[start:]))
         if not context.state.order.in_common or not ordered_commits.must_queue(context, None, parts, keys):
             now_ms = context.now_ms

@@ -1,14 +1,11 @@
-"""The verb ``token``: a database's fencing token, accepted as the successor of the one before.
+"""Fencing: the verb ``token``, and fences of transactions for one database (``outcome uuid=``).
 
-Invariants:
-    * a token is answered 200 when its record is durable, and while it is the newest one;
-    * of one that is not the successor nothing is journaled.
+Theory of operation. ``token`` has a database's fencing token accepted, as the successor of the one before
+(``state/fencing_tokens``).
 
-Fences for one database: ``outcome uuid=`` of another user's transaction, by one who may settle for that database.
-
-Theory of operation. A resolver with a user of its own finds a branch prepared in its database, of a transaction that
-this broker does not know: its client died before it decided. Nothing here says that the transaction is of that
-database; so the fence is of no more than that. FENCED names session, counter and uuid, and from then on every
+A resolver with a user of its own finds a branch prepared in its database, of a transaction that this broker does not
+know: its client died before it decided. Nothing here says that the transaction is of that database; so the fence that
+``outcome uuid= fence`` makes is of no more than that. FENCED names session, counter and uuid, and from then on every
 ``decide`` with a branch in the database, and every ``prepare`` for it, is refused. Everything else of the transaction
 stays its user's: a fence for a database that it is not of affects nobody.
 
@@ -23,7 +20,10 @@ stays its user's: a fence for a database that it is not of affects nobody.
 Users who may settle the transaction anyway (its own, an administrator, one who may settle for a database that it is
 known to be of) are answered by ``prepare_commit.outcome`` as if there were no ``uuid=``.
 
-Invariant: after ``rolled-back`` no decision with a branch in the database was or is accepted, through crashes.
+Invariants:
+    * a token is answered 200 when its record is durable, and while it is the newest one;
+    * of one that is not the successor nothing is journaled;
+    * after ``rolled-back`` no decision with a branch in the database was or is accepted, through crashes.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
+
+FENCES_OF_DATABASE_MAX: Final = 65_536  # of all sessions: one database takes no room from others
 
 
 def token(context: Context, client: ClientConnection, request: Request) -> None:
@@ -89,9 +91,6 @@ def _refuse_more(context: Context, client: ClientConnection) -> None:
     refuse_over_half(context, client, DATABASE_SHARE, most, "fencing tokens")
     if len(context.state.fencing_tokens.newest) >= most:
         raise OverloadedError(f"the fencing tokens of {most} databases are kept, and none is forgotten")
-
-
-FENCES_OF_DATABASE_MAX: Final = 65_536  # of all sessions: one database takes no room from others
 
 
 def is_for_a_database(context: Context, client: ClientConnection, name: Name) -> bool:

@@ -8,7 +8,7 @@ hand-over changes nothing.
 
 Bodies and answers are JSON: ``[[topic, partition, generation], ...]`` and the like. Offsets are journaled, and so are
 generations before a member gets them; members are not (``group_offsets``, ``group_membership``). ``partition_handover``
-hands over free partitions; ``operators`` has the actions of operators.
+hands over free partitions; ``group_operators`` has the actions of operators.
 
 Invariants:
     * a member hears of a partition only after its generation is durable;

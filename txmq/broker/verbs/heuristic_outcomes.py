@@ -1,4 +1,7 @@
-"""What is kept of decisions that an operator or the body of a block made alone: one journal entry each."""
+"""Heuristic outcomes: what is kept of decisions that a database, an operator or the body of a block made alone.
+
+Each is a *fact*, one journal entry, which ``recover`` lists until ``forget``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from txmq.model import TransactionKind, is_valid_name
 from txmq.redo import entries
 
 HEURISTICS_MAX = 100_000  # kept of bodies that ended their transactions by themselves; each some 500 bytes
+_HEURISTICS = ("commit", "rollback", "mixed", "hazard")
 _WITH_ROWS = (TransactionKind.LAST_RESOURCE.value, TransactionKind.XA.value)
 
 
@@ -30,6 +34,20 @@ def record(context: Context, client: ClientConnection, transaction: Transaction,
         fact["xid"] = meta["xid"]  # its transaction manager asks by that
     keep(context, transaction.name, fact)
     audit_fact(context, client, transaction.name, fact)
+
+
+def heuristic_fact(context: Context, kind: TransactionKind, given: dict[bytes, bytes]) -> dict[str, Any] | None:
+    """What an operator or a database says of a branch (``heuristic=``); the caller adds the resource."""
+    if b"heuristic" not in given:
+        return None
+    what = given[b"heuristic"].decode()
+    if what not in _HEURISTICS:
+        raise BadRequestError(f"heuristic={what[:40]}: expected one of {', '.join(_HEURISTICS)}")
+    reason = unquote(given.get(b"reason", b"").decode(), errors="replace")
+    return {
+        "what": f"heuristic-{what}", "reason": reason, "time_ms": context.now_ms, "kind": kind.value,
+        "outcome": "committed",
+    }  # fmt: skip
 
 
 def hazard_of(context: Context, name: Name, given: dict[bytes, bytes]) -> dict[str, Any] | None:

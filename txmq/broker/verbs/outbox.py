@@ -1,6 +1,4 @@
-"""The outboxes of databases: pages of rows, each taken once, after the one before.
-
-``commit`` with ``outbox=``, a page of an outbox's rows, and the verb ``outbox``, which tells of the newest one.
+"""``commit`` with ``outbox=``, a page of an outbox's rows, and the verb ``outbox``, which tells of the newest one.
 
 A page is an ordinary transaction with one condition more: it is the successor of the newest page of its outbox
 (``state/outbox_chains``). Rows, claim and what a relay concludes from a refusal are the database's side.

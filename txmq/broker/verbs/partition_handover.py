@@ -1,23 +1,20 @@
-"""The verb ``group``: joining, saving offsets, handing partitions over, operators' changes.
+"""Free partitions of a consumer group go to their new owners: journaled first, under the next generation.
 
-Shared by the actions of the verb ``group``: the request, journal entries, limits.
+What all actions of the verb ``group`` share is here, too: the request, the entries of the journal, the limits.
 
-A consumer that must be the only one, over several homes: one home, the group's anchor, grants that, under a number.
+*After a restart* members come back one after another. The partitions a member had before are kept for it for
+``REJOIN_MS``: else the first member to come back would get all partitions, only to hand them over again.
 
-Theory of operation. The registry fixes the anchor when a group first asks for it. All members join there; one of them,
-the *holder*, is granted everything, and the others stand by. At another home a member joins under the number of its
-grant. A home that hears of a newer grant lets go of whichever member had an older one, and refuses that from then on.
-So a member that is taken for gone at the anchor, and is alive elsewhere, is fenced home by home: its successor consumes
-nothing before each home has heard of its grant. It does so at once if the holder before it left in order.
+*A consumer that must be the only one*, over several homes: one home, the group's anchor, grants that, under a number.
+The registry fixes the anchor when a group first asks for it. All members join there; one of them, the *holder*, is
+granted everything, and the others stand by. At another home a member joins under the number of its grant. A home that
+hears of a newer grant lets go of whichever member had an older one, and refuses that from then on. So a member that is
+taken for gone at the anchor, and is alive elsewhere, is fenced home by home: its successor consumes nothing before each
+home has heard of its grant. It does so at once if the holder before it left in order.
 
 Invariants:
     * a grant is journaled, at the anchor before the holder hears of it, at another home before it hands anything over;
     * numbers of grants only grow: they are kept as the generation of a place that no partition has (``GRANT``).
-
-Free partitions of a consumer group go to their new owners: journaled first, under the next generation.
-
-After a restart members come back one after another. The partitions a member had before are kept for it for
-``REJOIN_MS``: else the first member to come back would get all partitions, only to hand them over again.
 """
 
 from __future__ import annotations
@@ -34,6 +31,9 @@ from txmq.broker.verbs.access.quotas import GROUP_SHARE, counted_user, journal_m
 from txmq.errors import BadRequestError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.model import TopicPartition
 from txmq.redo import entries
+
+GRANT: Final = (0, 0)  # no topic has the id 0
+REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
 
 class GroupRequest(NamedTuple):
@@ -123,9 +123,6 @@ def refuse_over_groups(request: GroupRequest) -> None:
         raise OverloadedError(f"groups_max {limit} groups are kept: delete those that nobody uses, txmq group delete")
 
 
-GRANT: Final = (0, 0)  # no topic has the id 0
-
-
 def is_anchored(context: Context, strategy: str, member: Member) -> bool:
     """Whether a member must be the only owner of everything, and other homes have a part of that."""
     return context.cluster is not None and (strategy == "exclusive" or member.alone)
@@ -193,9 +190,6 @@ def anchor_fields(context: Context, membership: GroupMembership, member: Member)
         is_holder = membership.holder == member.name
         found |= {"grant": membership.grant if is_holder else 0, "clean": is_holder and membership.is_clean}
     return found
-
-
-REJOIN_MS = 1000  # members are back by then, and go on with what they had
 
 
 def settle(context: Context, name: str, *, is_again: bool = False) -> None:

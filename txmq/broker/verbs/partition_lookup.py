@@ -1,13 +1,12 @@
-"""The door to a partition: the one place where a request's topic and number become a partition.
+"""The door to a partition: the one place where a request's topic and number become one; and where homes are led.
 
 Every verb that writes asks ``writable``, every verb that reads ``readable``, and ``offset`` asks ``measured``. All ask
 the connection's permissions first, so that nobody learns of a topic that is not theirs. What is prepared gets its place
 without them (``appending``): a grant that is revoked meanwhile breaks no promise.
 
 ``State.partitions`` holds only the partitions that this home owns. If a look-up fails there, ``State.placed`` tells
-which home owns the partition, and ``Context.cluster`` where that home is led.
-
-Homes, and where they are led, as this broker knows them: for the verb ``cluster``, and for answers about topics.
+which home owns the partition, and ``Context.cluster`` where that home is led. Answers about topics, and the verb
+``cluster``, tell of all homes (``known_homes``).
 """
 
 from __future__ import annotations

@@ -26,13 +26,15 @@ from txmq.broker.state.transaction import (
     TransactionState,
     next_action,
 )
-from txmq.broker.verbs import appending, check_backs, ordered_commits, outbox, session_expiry, transaction_checks
+from txmq.broker.verbs import appending, check_backs, ordered_commits, outbox, session_expiry
 from txmq.broker.verbs.access.required_grants import acting_for, refuse_acts
 from txmq.broker.verbs.access.transaction_owners import audit_fence, refuse_others
 from txmq.broker.verbs.fencing import is_for_a_database, outcome_for_a_database, refuse_fenced
 from txmq.broker.verbs.heuristic_outcomes import hazard_of, keep, record
 from txmq.broker.verbs.transaction_checks import (
+    branches_at_homes,
     check_streamed,
+    decided_elsewhere,
     floor_of,
     locate,
     owner_line,
@@ -271,7 +273,7 @@ def _prepare_meta(context: Context, client: ClientConnection, kind: bytes, given
 
 
 def _over_homes(context: Context, kind: str, given: dict[bytes, bytes]) -> dict[str, Any]:
-    of, homes = transaction_checks.deciding(context, given), transaction_checks.homes(context, given)
+    of, homes = decided_elsewhere(context, given), branches_at_homes(context, given)
     if of and kind not in _OF_ANOTHER:
         raise BadRequestError(f"of= is said of kinds {' and '.join(_OF_ANOTHER)}, not of {kind}")
     if homes and kind not in _DECIDED_LATER:
@@ -359,7 +361,7 @@ def _decide(
     require_owner(client, session)
     page = outbox.page_of(context, client, given)  # a copy's rows are refused as a copy's, whatever is in them
     transaction = context.state.transactions.get((session.number, txid.counter))
-    homes = transaction_checks.homes(context, given)
+    homes = branches_at_homes(context, given)
     offsets, messages = take_offsets(given, body)
     parts, keys = appending.check_parts(context, client, split_parts(messages))
     check_streamed(context, client, transaction, given)

@@ -1,4 +1,4 @@
-"""The verb ``put``: one record batch into one partition.
+"""The verb ``put``: one record batch into one partition; and plain puts by the hundred.
 
 Order of checks: topic, batch (header and CRC), producer, duplicate, closed, size, disk. A duplicate gets its answer
 whatever has become of topic and disk since: its message is in. Only then is a place assigned; nothing after that point
@@ -7,15 +7,15 @@ can refuse, so assigned state never has to be undone.
 The plain path (no extensions) is the hottest code of the broker: one dictionary look-up by the words as they stand on
 the wire, one CRC over the batch, one over its place, no record is looked at.
 
-Plain puts by the hundred: one read of a pipelining producer, taken in together.
-
-``take_puts`` does what ``put`` does, for as many requests in a row as are *plain*: a put without extensions, of
-a sound batch without producer id, under a fresh token, into a topic on disk that takes messages. It stops before
-the first that is not, which then goes through ``put``; so every refusal comes from one place. Batches are gathered per
-partition and placed as one, which moves the partition's assigned side once instead of once a batch.
+``take_puts`` takes in what one read of a pipelining producer brought. It does what ``put`` does, for as many requests
+in a row as are *plain*: a put without extensions, of a sound batch without producer id, under a fresh token, into a
+topic on disk that takes messages. It stops before the first that is not, which then goes through ``put``; so every
+refusal comes from one place. Batches are gathered per partition and placed as one, which moves the partition's assigned
+side once instead of once a batch.
 
 Invariants:
-    * the state and the group are what the same puts, one partition after the other, would have left through ``put``;
+    * after ``take_puts`` state and group are what the same puts, one partition after the other, would have left through
+      ``put``;
     * a place never spans segments: a run that does not fit whole is placed batch by batch.
 """
 

@@ -10,24 +10,17 @@ for it. So
     * ``query open`` with a later epoch fences former incarnations of the driver, and rolls back what they prepared;
     * a driver that dies in between leaves prepared transactions, listed by ``recover`` under their query.
 
-With a registry, a query has one home in the cluster (``verbs/cluster/query_epochs.py``); ``epoch`` and ``open`` may
-wait for what the registry says.
+*With a registry* that draws the epochs of drivers, and fixes one home of the cluster for each query, its anchor. A
+query is in the state of its anchor alone, which decides its batches. The first ``query open`` of a name asks the
+registry, which fixes the home that was asked. From then on every other home refuses, and names the anchor. The opening
+of a query that is known here asks nothing. ``query delete`` releases the anchor (``anchors``), so that no home opens a
+query whose batches another one still knows. A broker that is alone asks nobody.
 
 Invariants:
     * a winner is prepared, of this query, epoch and batch, and of one attempt a task; else nothing happens;
     * messages of a batch become visible together (one barrier for all winners, if a barrier holds any of them back);
-    * only ``query commit``, or an operator, commits a transaction of kind ``spark``.
-
-Queries over several homes: the registry draws the epochs of their drivers, and fixes the home of each, its anchor.
-
-Theory of operation. A query is in the state of its anchor alone, which decides its batches. The first ``query open`` of
-a name asks the registry, which fixes the home that was asked. From then on every other home refuses, and names the
-anchor. The opening of a query that is known here asks nothing. ``query delete`` releases the anchor (``anchors``), so
-that no home opens a query whose batches another one still knows.
-
-A broker that is alone asks nobody.
-
-Invariant: only ``query open`` makes an anchor.
+    * only ``query commit``, or an operator, commits a transaction of kind ``spark``;
+    * only ``query open`` makes an anchor.
 """
 
 from __future__ import annotations
@@ -126,7 +119,7 @@ def _epoch(asked: Asked) -> None:
     if asked.context.cluster is None:
         _drawn(asked, asked.context.state.queries.last_epoch + 1)
     else:
-        draw_epoch(asked.context, _when_answered(asked, _drawn))
+        _draw_epoch(asked.context, _when_answered(asked, _drawn))
 
 
 def _drawn(asked: Asked, epoch: int) -> None:
@@ -146,7 +139,7 @@ def _open(asked: Asked) -> None:
 
 
 def _open_at(asked: Asked, anchor: int) -> None:
-    refuse_elsewhere(asked.context, asked.name, anchor)
+    _refuse_elsewhere(asked.context, asked.name, anchor)
     _open_here(asked)
 
 
@@ -340,7 +333,7 @@ def _refuse_too_many(context: Context, winners: list[Transaction]) -> None:
         raise TooLargeError(f"the decision about {len(winners)} transactions takes {size} bytes: write larger parts")
 
 
-def draw_epoch(context: Context, then: Then) -> None:
+def _draw_epoch(context: Context, then: Then) -> None:
     """Draw an epoch from the registry."""
     above = context.state.queries.last_epoch
 
@@ -350,7 +343,7 @@ def draw_epoch(context: Context, then: Then) -> None:
     view_of(context).ask(lambda number: DrawQueryEpoch(number, above), answered)
 
 
-def refuse_elsewhere(context: Context, name: str, anchor: int) -> None:
+def _refuse_elsewhere(context: Context, name: str, anchor: int) -> None:
     """Refuse to open a query here whose home is another one.
 
     Raises:

@@ -1,16 +1,17 @@
-"""The verb ``recover``: transactions in doubt, and heuristic outcomes.
+"""The verbs ``recover`` (transactions in doubt, and heuristic outcomes) and ``parts`` (the messages of one).
 
-In order: prepared ones (order of preparation), decided ones whose branches have not all completed (order of decision),
-parts of other homes' transactions that are placed and not reported (order of their places), then heuristic outcomes. A
-page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, or after LOOKS_MAX transactions that only others may be told of, and
-says where the next one begins: a place in that order, which does not move if others are settled meanwhile.
+``recover`` lists in order: prepared ones (order of preparation), decided ones whose branches have not all completed
+(order of decision), parts of other homes' transactions that are placed and not reported (order of their places), then
+heuristic outcomes. A page ends at ``limit`` rows or ROWS_SIZE_BYTES_MAX, or after LOOKS_MAX transactions that only
+others may be told of, and says where the next one begins: a place in that order, which does not move if others are
+settled meanwhile.
+
+``parts`` answers the messages of a prepared transaction, for the operator who has to resolve it.
 
 Invariants:
     * a walk over all pages lists every transaction that was there all the time, and none twice, unless it changed its
       state meanwhile. If the broker was restarted, the list begins anew;
     * a page costs what is on it: a row that is not shown is not made.
-
-The verb ``parts``: the messages of a prepared transaction, for the operator who has to resolve it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _PAGE_START = re.compile(r"([0-9]{1,10})\.(prepared|decided|placed|heuristic)\.(
 _NOBODY = (0, 0)  # a name that no transaction has
 ROWS_MAX = 1000  # in an answer
 ROWS_SIZE_BYTES_MAX = 1 << 20  # but at least one row
+PARTS_SIZE_BYTES = 1 << 20
 LOOKS_MAX = 5000  # transactions of others passed over in one page, each some 2 us
 
 
@@ -311,9 +313,6 @@ def _heuristic_row(context: Context, name: Name) -> Row:
     return row
 
 
-ANSWER_SIZE_BYTES = 1 << 20
-
-
 def parts(context: Context, client: ClientConnection, request: Request) -> None:
     """Answer the parts after the first ``after`` ones, as they stand in a body: one at least, as many as fit 1 MiB."""
     _, arguments, extensions, _body, opaque = request
@@ -329,7 +328,7 @@ def parts(context: Context, client: ClientConnection, request: Request) -> None:
         if not is_owner(client, session):
             require(context, client, READ, TOPIC, name)
         piece = b"".join(encode_part(name, part.partition, part.batch))
-        if found and size + len(piece) > ANSWER_SIZE_BYTES:
+        if found and size + len(piece) > PARTS_SIZE_BYTES:
             break
         found.append(piece)
         size += len(piece)

@@ -1,6 +1,6 @@
 """The verb ``topic``: create, alter, describe, delete, list.
 
-Topics of a broker with a registry are created, altered and deleted there; the answer waits for the own journal.
+With a registry, topics are created, altered and deleted there; the answer waits for the own journal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.registry_asks import AlterTopic, Answer, Ask, CreateTopic, DeleteTopic, Result
 from txmq.broker.context import Context
-from txmq.broker.verbs import topic as cluster_topics
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import TOPIC, require_seen, sees
 from txmq.broker.verbs.access.quotas import TOPIC_SHARE, note_made, refuse_over_half
@@ -23,6 +22,8 @@ from txmq.model import TopicConfig
 from txmq.protocol.requests import Request
 from txmq.redo import entries
 from txmq.registry.topics import Topic, altered, check_name, with_settings
+
+Describe = Callable[[Context, Topic], bytes]
 
 
 def topic(context: Context, client: ClientConnection, request: Request) -> None:
@@ -50,7 +51,7 @@ def _create(context: Context, client: ClientConnection, name: str, words: dict[s
         return _described(context, made)
 
     if context.cluster is not None:
-        cluster_topics.create(context, client, opaque, config, describe)
+        _create_in_registry(context, client, opaque, config, describe)
         return
     context.state.topics.check_new(name)
     _refuse_too_many(context, config.partitions)
@@ -74,7 +75,7 @@ def _alter(context: Context, client: ClientConnection, name: str, words: dict[st
         return _described(context, changed)
 
     if context.cluster is not None:
-        cluster_topics.alter(context, client, opaque, current, words, describe)
+        _alter_in_registry(context, client, opaque, current, words, describe)
         return
     _refuse_too_many(context, added)
     changed = dataclasses.replace(current, config=config)
@@ -86,7 +87,7 @@ def _delete(context: Context, client: ClientConnection, name: str, words: dict[s
     _refuse_settings(words)
     doomed = context.state.topics.named(name)
     if context.cluster is not None:
-        cluster_topics.delete(context, client, opaque, doomed)
+        _delete_in_registry(context, client, opaque, doomed)
         return
     delete_topic(context, doomed.topic_id)
     context.answer_when_durable(client, opaque, b"{}")
@@ -148,42 +149,43 @@ def _refuse_too_many(context: Context, added: int) -> None:
         raise OverloadedError(f"partitions_max {limit} would be passed: {len(context.state.partitions)} exist")
 
 
-Describe = Callable[[Context, Topic], bytes]
-
-
-def create(context: Context, client: ClientConnection, opaque: bytes, config: TopicConfig, describe: Describe) -> None:
+def _create_in_registry(
+    context: Context, client: ClientConnection, opaque: bytes, config: TopicConfig, describe: Describe
+) -> None:
     """Create a topic, spread over the homes that are led."""
     check_name(config.name)
     above, limit = context.state.topics.next_id - 1, context.settings.partitions_max
-    _ask(context, client, opaque, lambda number: CreateTopic(number, config, above, limit), describe)
+    _ask_registry(context, client, opaque, lambda number: CreateTopic(number, config, above, limit), describe)
 
 
-def alter(
+def _alter_in_registry(
     context: Context, client: ClientConnection, opaque: bytes, topic: Topic, words: dict[str, str], describe: Describe
 ) -> None:
     """Give a topic other settings; added partitions are spread."""
     limit = context.settings.partitions_max
-    _ask(context, client, opaque, lambda number: AlterTopic(number, topic, words, limit), describe)
+    _ask_registry(context, client, opaque, lambda number: AlterTopic(number, topic, words, limit), describe)
 
 
-def delete(context: Context, client: ClientConnection, opaque: bytes, topic: Topic) -> None:
+def _delete_in_registry(context: Context, client: ClientConnection, opaque: bytes, topic: Topic) -> None:
     """Delete a topic in all its homes."""
-    _ask(context, client, opaque, lambda number: DeleteTopic(number, topic), None)
+    _ask_registry(context, client, opaque, lambda number: DeleteTopic(number, topic), None)
 
 
-def _ask(
+def _ask_registry(
     context: Context, client: ClientConnection, opaque: bytes, make: Callable[[int], Ask], describe: Describe | None
 ) -> None:
     def answer(result: Result) -> None:
         if isinstance(result, TxmqError):
             context.answer_from_state(client, opaque, as_answer(result).with_traceback(None))
         else:
-            _answer(context, client, opaque, result, describe)
+            _answer_of_registry(context, client, opaque, result, describe)
 
     view_of(context).ask(make, answer)
 
 
-def _answer(context: Context, client: ClientConnection, opaque: bytes, done: Answer, describe: Describe | None) -> None:
+def _answer_of_registry(
+    context: Context, client: ClientConnection, opaque: bytes, done: Answer, describe: Describe | None
+) -> None:
     topic = context.state.topics.with_id(done.value)
     if describe is None:
         context.answer_when_durable(client, opaque, b"{}")

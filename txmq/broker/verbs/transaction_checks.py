@@ -1,9 +1,8 @@
-"""Checks of the verbs of transactions before they change anything: owner, state, limits.
-
-The words of transactions over homes in a request: ``of=``, ``held`` and ``homes=``; and a decision's databases.
+"""Checks of the verbs of transactions before they change anything: owner, state, limits, and the branches they name.
 
 A *branch* is the part of a transaction at a home that does not decide it. It is prepared under a txid of that home, and
-names the deciding transaction with ``of=``. The decision lists its branches with ``homes=``: the txid of each.
+names the deciding transaction with ``of=`` (``held``: readers must wait). The decision lists its branches with
+``homes=``: the txid of each; and those in databases in its body.
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ UNFINISHED_OUTCOMES_MAX = 65_536
 OUTCOMES_OVER_MAX = 1_000_000  # of all sessions, beyond ``outcomes_kept`` of each: some 250 MB
 FENCES_BESIDE_MAX = 65_536  # so that a branch left by a session full of commits can still be rolled back
 _COUNTER_MAX = (1 << 64) - 1  # 64 bits in the journal; a decimal of 20 digits may be more
+HOMES_MAX = 32  # so that they fit a line
+Given = dict[bytes, bytes]
 
 
 def state_of(context: Context, session: BrokerSession, counter: int) -> TransactionState:
@@ -242,11 +243,7 @@ def check_streamed(
         raise TransactionConflictError(f"(parts, bytes, crc) streamed {streamed} but stated {stated}")
 
 
-HOMES_MAX = 32  # so that they fit a line
-Given = dict[bytes, bytes]
-
-
-def deciding(context: Context, given: Given) -> dict[str, Any]:
+def decided_elsewhere(context: Context, given: Given) -> dict[str, Any]:
     """What ``of=`` and ``held`` say of a part, for its meta; nothing if the transaction is this home's alone.
 
     Raises:
@@ -264,7 +261,7 @@ def deciding(context: Context, given: Given) -> dict[str, Any]:
     return stated
 
 
-def homes(context: Context, given: Given) -> dict[str, Any]:
+def branches_at_homes(context: Context, given: Given) -> dict[str, Any]:
     """What ``homes=`` says of a transaction, for its meta; nothing if it has no branch at another home.
 
     Raises:
@@ -282,7 +279,7 @@ def homes(context: Context, given: Given) -> dict[str, Any]:
     return {"homes": text.decode().split(",")}
 
 
-def databases(
+def branches_in_databases(
     context: Context, client: ClientConnection, body: bytes | bytearray, given: Given
 ) -> tuple[list[dict[str, Any]], int]:
     """The branches in databases of a decision, and where its parts begin.

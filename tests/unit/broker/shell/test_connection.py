@@ -24,7 +24,7 @@ from txmq.protocol.requests import ByteBudget
 from txmq.runtime.logging import configure, leave_to_application
 
 from ..support import node
-from ..verbs.cluster.support import alone
+from ..verbs.support import alone
 
 
 class Transport:

@@ -8,8 +8,8 @@ from tools.images.homes import Cluster, HomeNode
 from tools.images.requests import UUID, batch, part
 from txmq.protocol.branches import encode_branch
 
-from ...homes_support import commit, listed, prepare_branch, two_homes
-from ...support import put, values
+from ..homes_support import commit, listed, prepare_branch, two_homes
+from ..support import put, values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
 both = pytest.mark.parametrize("with_checkpoint", [False, True])

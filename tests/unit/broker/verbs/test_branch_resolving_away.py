@@ -11,9 +11,9 @@ from tools.images.homes import Cluster, HomeNode
 from tools.images.requests import batch, part
 from txmq.broker.cluster.branch_asks import AWAY_MS, PREPARED_PAUSE_MS_MAX
 
-from ...homes_support import commit, prepare_branch, two_homes
-from ...support import values
-from .test_resolving import is_quiet
+from ..homes_support import commit, prepare_branch, two_homes
+from ..support import values
+from .test_branch_resolving import is_quiet
 
 away_for = pytest.mark.parametrize("seconds", [0.5, 1.75, 3, 6, 17, 120])
 

@@ -10,8 +10,8 @@ from tools.images.requests import batch, part
 from txmq.broker.cluster.branch_asks import HURRY_PAUSE_MS
 from txmq.broker.state.commit_order import LOOKED_AT_MAX
 
-from ...homes_support import commit, open_query, prepare_branch, two_homes
-from ...support import values
+from ..homes_support import commit, open_query, prepare_branch, two_homes
+from ..support import values
 
 QUERY = 7  # the key under which all branches of a query are prepared
 

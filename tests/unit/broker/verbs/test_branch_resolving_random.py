@@ -18,7 +18,7 @@ from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.protocol.branches import encode_branch
 
-from ...support import values
+from ..support import values
 
 DETAILS = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
 HOMES, KEYS, STEPS = 3, 4, 60

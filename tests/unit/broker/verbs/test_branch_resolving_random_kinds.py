@@ -13,8 +13,8 @@ from tools.images.requests import UUID
 from tools.simulated.disk import SimDisk
 from txmq.broker.verbs import ordered_commits
 
-from ...support import values
-from .test_resolving_random import KEYS, History, Transaction, keys_of
+from ..support import values
+from .test_branch_resolving_random import KEYS, History, Transaction, keys_of
 
 LOCAL, XA, HALF, FOREIGN = "local", "xa", "half", "foreign"
 RESOURCES = {"last resource": UUID, "another last resource": "f" * 32}

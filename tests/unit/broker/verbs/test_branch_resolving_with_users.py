@@ -16,8 +16,8 @@ from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
 from txmq.protocol.scram import ScramAttempt
 
-from ...homes_support import SECRET, add_users, as_peer, commit, listed, logged_in, prepare_branch, two_homes
-from ...support import values
+from ..homes_support import SECRET, add_users, as_peer, commit, listed, logged_in, prepare_branch, two_homes
+from ..support import values
 
 
 def made() -> tuple[Cluster, HomeNode, HomeNode]:

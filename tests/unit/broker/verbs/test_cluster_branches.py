@@ -7,8 +7,8 @@ from typing import Any
 
 from tools.images.homes import Cluster, HomeNode
 
-from ...homes_support import commit, prepare_branch, two_homes
-from ...support import node
+from ..homes_support import commit, prepare_branch, two_homes
+from ..support import node
 
 
 def branches(home: HomeNode) -> list[dict[str, Any]]:

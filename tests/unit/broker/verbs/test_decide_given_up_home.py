@@ -6,8 +6,8 @@ import pytest
 
 from tools.images.homes import HomeNode
 
-from ...homes_support import commit, listed, live_and_redone, prepare_branch, two_homes
-from ...support import values
+from ..homes_support import commit, listed, live_and_redone, prepare_branch, two_homes
+from ..support import values
 
 GIVEN_UP = {"heuristic": "hazard", "reason": "the%20disk%20burnt"}
 

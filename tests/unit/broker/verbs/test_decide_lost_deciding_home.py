@@ -10,10 +10,10 @@ from tools.images.homes import Cluster, HomeNode
 from tools.images.node import Answer
 from tools.images.requests import UUID
 
-from ...homes_support import commit, listed, live_and_redone, prepare_branch, two_homes
-from ...support import values
-from .test_listing import branches, figures
-from .test_resolving import held, is_quiet
+from ..homes_support import commit, listed, live_and_redone, prepare_branch, two_homes
+from ..support import values
+from .test_branch_resolving import held, is_quiet
+from .test_cluster_branches import branches, figures
 
 GIVEN_UP = {"heuristic": "hazard", "reason": "the%20disk%20burnt"}
 both = pytest.mark.parametrize("with_checkpoint", [False, True])

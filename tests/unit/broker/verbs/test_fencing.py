@@ -9,11 +9,11 @@ from tools.images.requests import UUID, batch, part
 from txmq.broker.verbs import fencing
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
-from ...support import prepare, values
-from ..access.access_support import lives, operator
-from ..access.verb_cases import World
-from ..test_check_backs import foreign
-from ..test_decide import OTHER_UUID, complete, decide
+from ..support import prepare, values
+from .access.access_support import lives, operator
+from .access.verb_cases import World
+from .test_check_backs import foreign
+from .test_decide import OTHER_UUID, complete, decide
 
 SETTLE = Grant("settle", "resource", UUID)
 ROLLED_BACK = "rolled-back\n"

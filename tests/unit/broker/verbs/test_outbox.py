@@ -8,7 +8,7 @@ from typing import Any
 from tools.images.node import Answer, Client
 from tools.images.requests import UUID, batch, part
 
-from ...homes_support import listed, prepare_branch, two_homes
+from ..homes_support import listed, prepare_branch, two_homes
 
 
 def send(client: Client, counter: int, after: int, value: bytes = b"", *, session: int = 1, **changes: Any) -> Answer:

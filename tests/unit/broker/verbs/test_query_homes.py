@@ -10,7 +10,7 @@ from txmq.broker.cluster.registry_calls import carry_out
 from txmq.errors import RegistryAwayError
 
 from ..support import node
-from .cluster.support import A, B, Broker, pair
+from .support import A, B, Broker, pair
 
 OPENED = '{"query": "%s", "epoch": %d, "batch": null'
 

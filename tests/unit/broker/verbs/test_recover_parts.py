@@ -32,7 +32,7 @@ def test_parts_of_a_prepared_transaction_are_listed_and_stay_invisible() -> None
 
 
 def test_an_answer_is_bounded_and_has_a_part_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_SIZE_BYTES", 1)
+    monkeypatch.setattr(module, "PARTS_SIZE_BYTES", 1)
     made = node()
     client, txid = made.session(), made.txid(1, 1)
     assert prepare(client, txid, ("a", 0, batch(b"1")), ("a", 1, batch(b"2"))).code == 200

@@ -15,7 +15,7 @@ from txmq.errors import HomeSupersededError, InvariantError
 from txmq.redo import inspect
 from txmq.registry.embedded import EmbeddedRegistry
 
-from ...support import node, put, values
+from ..support import node, put, values
 from .support import CLUSTER, A, B, Broker, alone, pair, puts, zookeeper
 
 WAITS = "unavailable the broker waits for the registry to say that it leads its home\n"

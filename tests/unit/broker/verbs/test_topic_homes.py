@@ -20,7 +20,7 @@ from txmq.registry.cluster_metadata import DeletedTopic, HomeEntry, PlacedTopic,
 from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.topics import Topic
 
-from ...support import node, values
+from ..support import node, values
 from .support import CLUSTER, A, B, Broker, alone, pair, puts, with_messages
 
 OTHER = 0xABC

@@ -1,9 +1,10 @@
-"""The verb ``quota``: set, remove, list the limits of users and topics.
+"""Quotas: the verb ``quota`` sets, removes and lists limits of users and topics; and what a fair share is.
 
-Of what there may be so many, one user makes half at most: groups, partitions, queries, outboxes, databases.
+``shell/throttle`` holds users to their limits.
 
-Administrators are not counted: they make what all use, and raise the setting. What there was before there were users is
-nobody's. With a registry each home counts what it was asked for.
+*A fair share.* Of what there may be so many (groups, partitions, queries, outboxes, databases), one user makes half at
+most. Administrators are not counted: they make what all use, and raise the setting. What there was before there were
+users is nobody's. With a registry each home counts what it was asked for.
 
 Invariant: what a user made counts until it is deleted, whoever deletes it, through restarts (``Principals.made``).
 """
@@ -25,6 +26,11 @@ from txmq.redo import entries
 QUOTAS_MAX: Final = 10_000
 _OF_ALL: Final = ("bytes_per_s", "requests_per_s")
 LIMITS: Final = {"user": (*_OF_ALL, "connections_max", "unsettled_max"), "topic": _OF_ALL}
+TOPIC_SHARE: Final = "topic"  # counted by partitions
+GROUP_SHARE: Final = "group"
+QUERY_SHARE: Final = "query"
+DATABASE_SHARE: Final = "database"
+OUTBOX_SHARE: Final = "outbox"
 
 
 def quota(context: Context, client: ClientConnection, request: Request) -> None:
@@ -79,13 +85,6 @@ def _set(context: Context, kind: str, name: str, limits: dict[str, int]) -> list
     if (kind, name) not in principals.quotas and len(principals.quotas) >= QUOTAS_MAX:
         raise OverloadedError(f"{QUOTAS_MAX} quotas are kept: remove those that are not needed")
     return [(entries.QUOTA_SET, {"kind": kind, "name": name, "limits": limits})]
-
-
-TOPIC_SHARE: Final = "topic"  # counted by partitions
-GROUP_SHARE: Final = "group"
-QUERY_SHARE: Final = "query"
-DATABASE_SHARE: Final = "database"
-OUTBOX_SHARE: Final = "outbox"
 
 
 def refuse_over_half(

@@ -3,12 +3,10 @@
 A verb asks either before it is called, of the things that its line names (``argument``, ``word``), or by itself, of
 what its body, its partition or its transaction names (``where``): ``authorizer.require`` answers both. Lists ask
 nothing and leave out what one may not see. docs/protocol.md, "What users may", is this table for people; a test walks
-every row of it with every grant. What brokers ask of each other for users has a table of its own
-(``acting_for_users``).
+every row of it with every grant.
 
-Acting for users between homes: one table, what a broker asks of another home x whose grants are checked for it.
-
-Theory of operation. A broker asks other homes about transactions because a user here prepared or decided one. It has no
+*Acting for users between homes* has a table of its own (``ACTS``): what a broker asks of another home x whose grants
+are checked for it. A broker asks other homes about transactions because a user here prepared or decided one. It has no
 grants of its own for that: each ask names that user (``for=``), under a name that no later user has
 (``Principals.life_of``), and the other home serves it as it would serve that user. So to name somebody else's
 transaction in ``of=`` or ``homes=`` gives nobody a say in it.
@@ -17,10 +15,8 @@ Where the transaction that is asked about names the one that is asked for, its o
 hands, and no grant is asked: a decision that lists a branch (``homes=``) is told to the branch, whatever became of its
 user, and so is a branch that names the decision (``of=``) to that.
 
-An ask that is refused settles nothing: the branch stays in doubt (``resolving``). A decision may still come that lists
-it, and a guess would tear that apart.
-
-``required_grants`` has what users ask for themselves. A test walks both tables.
+An ask that is refused settles nothing: the branch stays in doubt (``branch_resolving``). A decision may still come that
+lists it, and a guess would tear that apart.
 """
 
 from __future__ import annotations

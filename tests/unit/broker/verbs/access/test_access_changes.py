@@ -17,7 +17,7 @@ from txmq.protocol.scram import ScramAttempt, keys_of
 from txmq.registry.access import Access
 from txmq.registry.embedded import EmbeddedRegistry
 
-from ..cluster.support import CLUSTER, A, B, Broker, pair, zookeeper
+from ..support import CLUSTER, A, B, Broker, pair, zookeeper
 
 PASSWORD = "pencil"
 CERTIFICATE = json.dumps({"keys": None, "certificate": "CN=other"}).encode()

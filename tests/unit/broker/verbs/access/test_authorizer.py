@@ -15,9 +15,9 @@ from txmq.protocol.grants import ADMINISTRATOR, Grant
 
 from ...group_support import pass_time
 from ...support import prepare, put, restarted, stated, values
-from ..outbox.test_pages import send as send_page
 from ..test_check_backs import half
 from ..test_decide import complete, decide
+from ..test_outbox import send as send_page
 from ..test_query import ask as ask_query
 from ..test_query import write as write_batch
 from .access_support import add

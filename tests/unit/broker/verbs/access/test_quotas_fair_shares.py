@@ -10,7 +10,7 @@ import pytest
 from tools.images.node import Answer, Client, Node
 from txmq.broker.state import outbox_chains
 
-from ..outbox.test_pages import send as send_page
+from ..test_outbox import send as send_page
 from ..test_query import ask as ask_query
 from .access_support import add, lives, node, operator
 

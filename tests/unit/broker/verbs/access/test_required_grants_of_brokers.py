@@ -12,8 +12,7 @@ from tools.images.node import Answer, Client
 from tools.images.requests import batch, part
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.verbs.access.required_grants import ACTS
-from txmq.broker.verbs.access.required_grants import RULES
+from txmq.broker.verbs.access.required_grants import ACTS, RULES
 from txmq.protocol.grants import ALL, Grant
 from txmq.redo import entries
 

@@ -15,9 +15,9 @@ from txmq.protocol.grants import ADMINISTRATOR, OPERATIONS, Grant
 from txmq.redo import entries
 
 from ...support import node, prepare, put
-from ..outbox.test_pages import send as send_page
 from ..test_check_backs import half
 from ..test_decide import complete, decide
+from ..test_outbox import send as send_page
 from ..test_query import ask as ask_query
 from ..test_query import write as write_batch
 from .access_support import add, keys, operator
