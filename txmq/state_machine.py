@@ -1,12 +1,17 @@
 """Transition tables: the one look-up of every state machine.
 
 A table maps (state, event) to what follows. A pair that is not in it is a defect of the caller, and nothing changes.
+
+A coordinator: one transaction's place in a transition table. Without I/O.
+
+``step(event)`` moves it and answers the effects that the caller carries out in order; the result of each is the next
+event. The tables stand in ``last_resource/coordinator.py`` and ``two_phase/coordinator.py``.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from txmq.errors import TransactionStateError
 
@@ -30,3 +35,39 @@ def next_step(table: dict[tuple[State, Event], Step], state: State, event: Event
 def no_transition(state: enum.Enum, event: enum.Enum) -> TransactionStateError:
     """The error for a pair that is not in a table."""
     return TransactionStateError(f"no transition from {state.value} on {event.value}")
+
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+Effect = TypeVar("Effect", bound=enum.Enum)
+
+
+class Coordinator(Generic[State, Event, Effect]):
+    """See the module's docstring.
+
+    Attributes:
+        state: where the transaction stands.
+    """
+
+    def __init__(
+        self, table: dict[tuple[State, Event], tuple[State, tuple[Effect, ...]]], ends: frozenset[State], state: State
+    ) -> None:
+        self.state = state
+        self._table, self._ends = table, ends
+
+    def step(self, event: Event) -> tuple[Effect, ...]:
+        """Move, and answer what must be done now.
+
+        Raises:
+            TransactionStateError: the event does not fit the state (a defect); nothing has changed.
+        """
+        step = self._table.get((self.state, event))
+        if step is None:
+            raise no_transition(self.state, event)
+        self.state, effects = step
+        return effects
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen here."""
+        return self.state in self._ends

@@ -21,7 +21,7 @@ from txmq.errors import ConfigError
 from txmq.testing.processes.database_programs import MariaDBFailedError
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.testing.processes.postgresql import PostgreSQL, PostgreSQLFailedError
-from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import mysql_driver
 
 VALUE = b"x" * 100
 ORDER = "INSERT INTO orders (content) VALUES (?)"

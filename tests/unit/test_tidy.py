@@ -88,7 +88,7 @@ HOMES = {
     "django": ["txmq/django/"],
     "greenlet": ["txmq/runtime/strands.py"],
     "kazoo": ["txmq/registry/zookeeper/kazoo_session.py"],
-    "MySQLdb": ["txmq/xa/database/mysql_driver.py"],
+    "MySQLdb": ["txmq/xa/database/mysql_server.py"],
     "pyarrow": ["txmq/spark/"],
     "pymysql": ["txmq/binlog/source/"],
     "pymysqlreplication": ["txmq/binlog/source/"],

@@ -21,7 +21,7 @@ from tools.simulated.xa_database import SimulatedSession, SimulatedXADatabase
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.guarded_connection import Guard
-from txmq.xa.database.token_table import TokenRow
+from txmq.xa.database.marker_table import TokenRow
 from txmq.xa.two_phase.resource_ports import (
     Bqual,
     Ended,

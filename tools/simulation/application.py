@@ -28,7 +28,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.xa.last_resource import proof
-from txmq.xa.last_resource.resolving import ResolvingConnection
+from txmq.xa.last_resource.proof import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 

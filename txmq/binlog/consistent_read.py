@@ -31,7 +31,7 @@ from txmq.binlog.position import Position
 from txmq.binlog.source import SourceOptions
 from txmq.binlog.source.charsets import Charset, is_converted_exactly
 from txmq.binlog.source.server import Server, refusal
-from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import mysql_driver
 
 Ask = Callable[..., Sequence[Any]]
 CharsetOf = Callable[[str], Charset]

@@ -61,7 +61,7 @@ from typing import Final, Protocol
 from txmq.errors import ConfigError, OtherTokenError, UnavailableError
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
-from txmq.xa.database.token_table import TokenRow
+from txmq.xa.database.marker_table import TokenRow
 from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Control
 
 DRAW_EVERY_S: Final = 60.0

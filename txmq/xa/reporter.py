@@ -7,6 +7,13 @@ or ends to hang. The answer is not awaited: nothing depends on it, and the next 
 Invariants:
     * a database that is not reached keeps what was last seen there: its branches have not gone away;
     * nothing here fails a round.
+
+The report to the broker of a database whose rows may be committed, or are, without their messages.
+
+The body of a block ended the transaction by itself: whether its rows are committed cannot be known, and the messages
+were never sent. Or a committed marker proves the rows, and the broker knows nothing of the transaction: it was restored
+from an older copy. Nothing can be taken back. So the broker keeps it (``rollback ... hazard=``) and lists it until an
+operator forgets it; as long as it is listed, the marker stays.
 """
 
 from __future__ import annotations
@@ -15,11 +22,38 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
+from urllib.parse import quote
 
 from txmq.errors import ConfigError, RolledBackError, TxmqError
 from txmq.model import TransactionKind
 from txmq.runtime.ports import Clock
 from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Client
+
+_REASON_LENGTH_MAX = 200  # characters; of 12 bytes at most, so that the line is not too long
+
+
+class Hazard(NamedTuple):
+    """One such transaction."""
+
+    txid: str
+    kind: TransactionKind
+    resource: str
+    uuid: str
+    reason: str
+
+    def extensions(self) -> dict[str, str | int | bytes | None]:
+        """Its fields in ``rollback``."""
+        reason = self.reason.encode("utf-8", "replace").decode()[:_REASON_LENGTH_MAX]
+        return {
+            "hazard": quote(reason, safe=""), "resource": self.resource, "uuid": self.uuid, "kind": self.kind.value,
+        }  # fmt: skip
+
+
+def lost_messages(txid: str, kind: TransactionKind, resource: str, uuid: str) -> Hazard:
+    """Of a transaction that a marker proves, and of which the broker knows nothing though it has its session."""
+    reason = "the rows are committed, and the broker has lost the messages: was it restored from an older copy?"
+    return Hazard(txid, kind, resource, uuid, reason)
+
 
 REPORT_EVERY_S = 10.0
 HANGS_AFTER_MS = 1000  # a living owner ends its branches before that

@@ -17,10 +17,9 @@ from txmq.errors import ClosedError, FencedError, TransactionConflictError, Txmq
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
-from txmq.xa.database.hazard_report import Hazard
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.last_resource.resource_resolver import LastResourceResolver
-from txmq.xa.reporter import Hanging
+from txmq.xa.reporter import Hanging, Hazard
 from txmq.xa.resolver_ports import (
     FAILED_POLL_S_MAX,
     POLL_S,

@@ -20,7 +20,7 @@ from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.fork_server import Process
 from txmq.testing.processes.mariadb import MariaDB
-from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import mysql_driver
 
 WAIT_S = 60.0
 

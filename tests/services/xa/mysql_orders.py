@@ -12,7 +12,7 @@ from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
 from txmq.xa.mysql.branch import MySQLBranch
-from txmq.xa.mysql.xa_recover import MySQLRecovery
+from txmq.xa.mysql.resource import MySQLRecovery
 from txmq.xid import TxId
 
 from .mysql_database import MySQLDatabase

@@ -15,7 +15,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource
-from txmq.xa.database import connection_pool
+from txmq.xa.database import resource
 
 from .mysql_orders import MySQLOrders
 
@@ -74,7 +74,7 @@ def test_connections_of_ended_threads_are_used_by_later_ones(orders: PooledOrder
 def test_idle_connections_are_bounded_and_closed_from_any_thread(
     orders: PooledOrders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_pool, "IDLE_MAX", 3)
+    monkeypatch.setattr(resource, "IDLE_MAX", 3)
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(orders.order, range(1, 65)))
     assert len(orders.rows()) == 64

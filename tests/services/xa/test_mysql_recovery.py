@@ -75,7 +75,7 @@ def test_commit_is_not_done_while_branch_holds_its_marker(orders: MySQLOrders, m
     branch, recovery = orders.prepared(1), orders.recovery()
     orders.end_session(branch)
     with monkeypatch.context() as server_loses_sight:
-        server_loses_sight.setattr("txmq.xa.mysql.xa_recover.execute", lambda _connection, _statement: None)
+        server_loses_sight.setattr("txmq.xa.mysql.resource.execute", lambda _connection, _statement: None)
         with pytest.raises(MySQLdb.OperationalError, match="1205"):
             recovery.commit(branch.xid)
     assert orders.rows() == []

@@ -17,7 +17,7 @@ from txmq.errors import ConfigError, TransactionStateError
 from txmq.testing.processes.database_programs import Ability
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import MySQLResource
-from txmq.xa.database.connection_pool import IDLE_MAX
+from txmq.xa.database.resource import IDLE_MAX
 from txmq.xa.two_phase.resource_ports import UsedXAConnection
 
 from .mysql_orders import CLUSTER, NAME, MySQLOrders, new_txid

@@ -15,7 +15,7 @@ from tools.simulated.broker import SimulatedBroker
 from txmq.client.transaction.block import Transaction
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.xa import LastResource
-from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.reporter import Hazard
 from txmq.xa.resolver import Resolver
 
 NAME = "orders-db"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from txmq.xa.database.token_table import TokenRow
+from txmq.xa.database.marker_table import TokenRow
 from txmq.xa.fencing import TRANSITIONS, Drawing, Step
 
 SEEDS, STEPS = range(120), 120

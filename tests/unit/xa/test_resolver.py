@@ -31,8 +31,7 @@ from txmq.xa import resolver_ports
 from txmq.xa.database import marker_sweep, marker_table
 from txmq.xa.last_resource import proof
 from txmq.xa.last_resource import resource_resolver as module
-from txmq.xa.last_resource.proof import Found, Step
-from txmq.xa.last_resource.resolving import Unresolved
+from txmq.xa.last_resource.proof import Found, Step, Unresolved
 from txmq.xa.last_resource.resource_resolver import is_due
 from txmq.xa.resolver import Resolver
 

@@ -18,7 +18,7 @@ from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.block import Transaction
 from txmq.errors import HeuristicError, RolledBackError, TransactionTimeoutError
 from txmq.runtime.call_limits import CallLimit
-from txmq.xa.database.token_table import TokenRow
+from txmq.xa.database.marker_table import TokenRow
 from txmq.xa.resolver import Resolver
 from txmq.xa.two_phase.resource_ports import (
     Bqual,

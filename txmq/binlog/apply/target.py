@@ -35,7 +35,7 @@ from txmq.errors import FencedError, TransactionStateError, TxmqError
 from txmq.runtime.crashpoints import SimulatedCrash, crash_point
 from txmq.xa.database.dbapi import is_error, run
 from txmq.xa.database.dialects import MYSQL
-from txmq.xa.database.mysql_driver import mysql_driver, tls_arguments
+from txmq.xa.database.mysql_server import mysql_driver, tls_arguments
 
 STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
 Item = TypeVar("Item")

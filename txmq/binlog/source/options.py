@@ -10,7 +10,7 @@ from typing import Any, Literal
 from txmq.addresses import TlsFiles
 from txmq.binlog.config import BinlogSettings, named_by
 from txmq.binlog.decoded_changes import TRANSACTION_BYTES_MAX, TRANSACTION_ROWS_MAX, TableName
-from txmq.xa.database.mysql_driver import tls_arguments
+from txmq.xa.database.mysql_server import tls_arguments
 
 SERVER_ID_MAX = (1 << 32) - 1
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "sys"})

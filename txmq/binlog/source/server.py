@@ -28,8 +28,7 @@ from txmq.binlog.statements import What, recognise, renamed_columns
 from txmq.errors import ConfigError
 from txmq.xa.database.dbapi import Connection, run, text
 from txmq.xa.database.dialects import mysql_variables
-from txmq.xa.database.mysql_driver import mysql_driver
-from txmq.xa.database.mysql_server import listed_xids
+from txmq.xa.database.mysql_server import listed_xids, mysql_driver
 from txmq.xid import xid_sql
 
 # SHOW BINLOG EVENTS does not tell a statement's mode. In either one, what stands in double quotes where a name does

@@ -16,7 +16,7 @@ from txmq.client.transaction.homes import PendingCommits
 from txmq.runtime.caller import current_process
 from txmq.runtime.threads import Lock, Signal, start_daemon, thread_number
 from txmq.xa import LastResource
-from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.reporter import Hazard
 from txmq.xa.resolver import Resolver
 from txmq.xa.resolver_ports import Answer
 from txmq.xa.two_phase.resource_ports import XAResource

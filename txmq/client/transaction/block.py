@@ -51,8 +51,7 @@ from txmq.runtime.caller import current_process
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
-from txmq.xa.database.guarded_connection import tell_of_use
-from txmq.xa.last_resource.savepoint import Savepoint
+from txmq.xa.database.guarded_connection import Savepoint, tell_of_use
 from txmq.xa.resources import Resource, sorted_out
 from txmq.xa.two_phase.resource_ports import XAResource
 

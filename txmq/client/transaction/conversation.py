@@ -37,7 +37,7 @@ from txmq.errors import (
 from txmq.model import Outcome
 from txmq.protocol.transaction_parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
-from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.reporter import Hazard
 from txmq.xa.resolver_ports import Answer
 from txmq.xid import TxId
 

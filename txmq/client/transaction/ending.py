@@ -22,7 +22,7 @@ from txmq.errors import RolledBackError, TransactionError, TransactionStateError
 from txmq.model import Outcome
 from txmq.protocol.transaction_parts import PartResult
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.xa.coordinator import Coordinator
+from txmq.state_machine import Coordinator
 
 State = TypeVar("State", bound=enum.Enum)
 Event = TypeVar("Event", bound=enum.Enum)

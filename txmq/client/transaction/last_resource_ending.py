@@ -40,7 +40,6 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.threads import Lock
 from txmq.xa import LastResource
 from txmq.xa.database import marker_table
-from txmq.xa.database.hazard_report import Hazard, lost_messages
 from txmq.xa.fencing import Fence
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.coordinator import (
@@ -49,9 +48,9 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceEvent,
     LastResourceState,
 )
-from txmq.xa.last_resource.proof import Step, prove
-from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
+from txmq.xa.last_resource.proof import ResolvingConnection, Step, Unresolved, prove
 from txmq.xa.last_resource.resource import UsedConnection
+from txmq.xa.reporter import Hazard, lost_messages
 from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import home_word

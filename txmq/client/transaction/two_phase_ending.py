@@ -45,7 +45,7 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Buffer
 from txmq.runtime.threads import Lock, Signal, start_daemon
-from txmq.xa.database.hazard_report import Hazard
+from txmq.xa.reporter import Hazard
 from txmq.xa.resolver_ports import Answer
 from txmq.xa.resources import refuse_twins
 from txmq.xa.two_phase.coordinator import (

@@ -25,7 +25,7 @@ from txmq.errors import ConfigError
 from txmq.spark.audit.match import committed_at, row_identities
 from txmq.spark.audit.spec import AuditSpec, RowTime, checked_column
 from txmq.spark.audit.tables import FETCH_ROWS, FORMAT, Column, Reading, Table, TableSource, columns_of
-from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import mysql_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.errors import ConfigError
 from txmq.spark.audit.match import MAYBE_NUMBER
-from txmq.xa.database.mysql_driver import mysql_driver
+from txmq.xa.database.mysql_server import mysql_driver
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -29,8 +29,7 @@ from typing import Any, ClassVar, Self
 from txmq.testing.processes.broker import free_port
 from txmq.testing.processes.child import ChildProcess
 from txmq.testing.processes.database_programs import MariaDBFailedError, chosen_program
-from txmq.xa.database.mysql_driver import mysql_driver
-from txmq.xa.database.mysql_server import Server, listed_xids
+from txmq.xa.database.mysql_server import Server, listed_xids, mysql_driver
 from txmq.xid import xid_sql
 
 START_TIMEOUT_S = 60.0

@@ -40,7 +40,7 @@ from txmq.errors import (
 from txmq.model import Outcome, TransactionKind
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
-from txmq.xa.database.hazard_report import lost_messages
+from txmq.xa.reporter import lost_messages
 from txmq.xa.resolver_ports import (
     DELETE_EVERY_S,
     DELETE_FEW_EVERY_S,

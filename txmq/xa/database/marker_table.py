@@ -23,6 +23,19 @@ Invariants:
       clock; both are conditions of the INSERT itself, or the foreign key is (``insert_committed_or_fail``);
     * rows are deleted by their keys, at most EXPIRED_SIZE at once: writers of other rows do not wait for it;
     * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
+
+The fencing tokens of a database: one row for each home of the broker's cluster (``xa/fencing.py`` has the laws).
+
+Table::
+
+    <table>_token    home (16 hex digits, primary key), accepted (the newest that is known to be accepted there; empty:
+                     none is), drawn (after that one)
+
+The tables of ``MarkerTable``: how they are made, and what the server itself makes sure of.
+
+In MySQL and MariaDB a marker refers to the database's identity by a foreign key, so that one of another identity does
+not get in (``insert_committed_or_fail``). It needs no query: InnoDB looks the key up in the index. Tables that an older
+txmq has made, or a user who may not refer to a table, have none; then the INSERT reads the identity, as elsewhere.
 """
 
 from __future__ import annotations
@@ -31,14 +44,16 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from txmq.errors import ConfigError
 from txmq.model import is_valid_table
-from txmq.xa.database.dbapi import Connection, driver_of, is_error, run, text
+from txmq.runtime.logging import get_logger
+from txmq.xa.database.dbapi import Connection, driver_of, is_error, is_integrity_error, run, text
 from txmq.xa.database.dialects import Dialect, dialect_for, placeholder_of, server_began_ms
-from txmq.xa.database.sqlite_writer_queue import QueuePlace
-from txmq.xa.database.statement import Statement
+from txmq.xa.database.mysql_server import Statement
+from txmq.xa.database.sqlite_file import QueuePlace
 
 COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # after the deadline: longer than any delayed COMMIT lives
@@ -449,3 +464,142 @@ class MarkerTable:
     def _written(self, operation: str) -> str:
         """As the driver wants its parameters marked."""
         return operation if self.mark == "?" else operation.replace("?", self.mark)
+
+
+_SEEN_SIZE: Final = 500  # markers that are looked at in one statement
+
+
+class TokenRow(NamedTuple):
+    """What stands in the row of a home: the token that is known to be accepted, and the one drawn after it."""
+
+    accepted: str = ""
+    drawn: str = ""
+
+
+class _MovedError(Exception):
+    """Another resolver was faster."""
+
+
+class TokenTable:
+    """The statements. Has no connection of its own and keeps no state.
+
+    Args:
+        markers: the table that it goes with.
+    """
+
+    def __init__(self, markers: MarkerTable) -> None:
+        self._markers, self._name, self._mark = markers, f"{markers.name}_token", markers.mark
+
+    def statement(self) -> str:
+        """What creates it if it is missing."""
+        d = self._markers.dialect
+        columns = f"home {d.text} NOT NULL PRIMARY KEY, accepted {d.text} NOT NULL, drawn {d.text} NOT NULL"
+        return f"CREATE TABLE IF NOT EXISTS {self._name} ({columns}){d.table_options}"
+
+    def row(self, connection: Connection, home: str) -> TokenRow:
+        """The tokens of a home; empty ones if none was drawn. Outside any transaction.
+
+        Raises:
+            the driver's error: the table is missing.
+        """
+        with reading(connection, self._markers.dialect):
+            statement = f"SELECT accepted, drawn FROM {self._name} WHERE home = {self._mark}"  # noqa: S608
+            rows, _ = run(connection, statement, (home,))
+        return TokenRow(*map(text, rows[0])) if rows else TokenRow()
+
+    def draw(
+        self, connection: Connection, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()
+    ) -> bool:
+        """Put other tokens in the place of ``before``. Own transaction.
+
+        Args:
+            rolled_back: transactions whose rolled-back markers this one sees.
+
+        Returns:
+            False if others stand there, nothing was done.
+
+        Raises:
+            ConfigError: it does not see such a marker: another database answers than a moment ago.
+        """
+        try:
+            with own_transaction(connection, self._markers.dialect, self._markers.place):
+                self._replace(connection, home, before, after)
+                self._require(connection, rolled_back)
+        except _MovedError:
+            return False
+        except Exception as error:
+            if before == TokenRow() and is_integrity_error(error):
+                return False
+            raise
+        return True
+
+    def _replace(self, connection: Connection, home: str, before: TokenRow, after: TokenRow) -> None:
+        m, name = self._mark, self._name
+        if before == TokenRow():
+            run(connection, f"INSERT INTO {name} (home, accepted, drawn) VALUES ({m}, {m}, {m})", (home, *after))  # noqa: S608
+            return
+        statement = (
+            f"UPDATE {name} SET accepted = {m}, drawn = {m} "  # noqa: S608
+            f"WHERE home = {m} AND accepted = {m} AND drawn = {m}"
+        )
+        _, count = run(connection, statement, (*after, home, *before))
+        if count != 1:
+            raise _MovedError
+
+    def _require(self, connection: Connection, rolled_back: Sequence[str]) -> None:
+        left = iter(rolled_back)
+        while some := list(islice(left, _SEEN_SIZE)):
+            marks = ", ".join([self._mark] * len(some))
+            where = f"outcome = '{ROLLED_BACK}' AND txid IN ({marks})"
+            ((count,),), _ = run(connection, f"SELECT COUNT(*) FROM {self._markers.name} WHERE {where}", some)  # noqa: S608
+            if int(count) != len(some):
+                raise ConfigError("another database answers than a moment ago: rolled-back markers are not there")
+
+
+_KEY = re.compile(r"FOREIGN KEY \(`uuid`\) REFERENCES [^ ]*_identity` \(`uuid`\)")
+
+
+def statements(table: MarkerTable) -> list[str]:
+    """What creates the missing tables, in this order; the markers come last."""
+    d, name = table.dialect, table.name
+    identity = f"id {d.number} NOT NULL PRIMARY KEY, name {d.text} NOT NULL, uuid {d.text} NOT NULL, "
+    identity += f"cluster {d.text} NOT NULL{d.identity_key}"
+    return [
+        f"CREATE TABLE IF NOT EXISTS {name}_identity ({identity}){d.table_options}",
+        TokenTable(table).statement(),
+        _markers(table, d.marker_key.format(table=name)),
+    ]
+
+
+def _markers(table: MarkerTable, key: str) -> str:
+    d = table.dialect
+    columns = f"txid {d.text} NOT NULL PRIMARY KEY, outcome {d.text} NOT NULL, deadline_ms {d.number} NOT NULL, "
+    columns += f"written_ms {d.number} NOT NULL, seen {d.number} NOT NULL"
+    return f"CREATE TABLE IF NOT EXISTS {table.name} ({columns}{key}){d.table_options}"
+
+
+def create_tables(connection: Connection, table: MarkerTable) -> None:
+    """Create missing tables. Databases commit that by themselves, or here."""
+    *others, markers = statements(table)
+    with own_transaction(connection, table.dialect):
+        for statement in others:
+            run(connection, statement)
+        try:
+            run(connection, markers)
+        except Exception as error:
+            if not (is_error(error) and table.dialect.marker_key):
+                raise
+            get_logger(table=table.name).warning("markers without their foreign key are slower", error=str(error))
+            run(connection, _markers(table, ""))
+
+
+def look_for_key(connection: Connection, table: MarkerTable) -> None:
+    """See whether the markers have their foreign key. Outside any transaction."""
+    if not table.dialect.marker_key:
+        return
+    try:
+        ((_, definition),) = run(connection, f"SHOW CREATE TABLE {table.name}")[0]
+        table.has_key = _KEY.search(text(definition)) is not None
+    finally:
+        with suppress(Exception):  # if this fails, the connection is lost: the next statement says so
+            connection.rollback()

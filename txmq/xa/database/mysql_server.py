@@ -5,22 +5,84 @@ statements in one text): XA costs four round trips with savepoint and marker row
 server stops at the first that fails.
 
 Sources: MariaDB 10.11, "XA Transactions"; MySQL 8.0 Reference Manual, 15.3.8 "XA Transactions", error reference.
+
+The MySQLdb driver, imported when it is first needed: txmq works without it. No other module imports it.
+
+A statement of MySQL or MariaDB with the literals in it: written out as one text, or prepared once for many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from types import ModuleType
+from typing import Any, Final, NamedTuple
 
+from txmq.addresses import TlsFiles
 from txmq.errors import ConfigError, caused
 from txmq.runtime.build import how_to_install
 from txmq.runtime.crashpoints import crash_point, is_armed
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import code_of, mysql_variables
-from txmq.xa.database.mysql_driver import mysql_driver
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 from txmq.xid import Xid, xid_sql
+
+
+def mysql_driver() -> ModuleType:
+    """The driver's module.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import MySQLdb
+    except ImportError as error:
+        raise ConfigError(
+            f"MySQL and MariaDB need the driver mysqlclient ({error}): {how_to_install('mysql')} "
+            "(it is built with libmariadb-dev, pkg-config and gcc)"
+        ) from error
+    return MySQLdb  # type: ignore[no-any-return]
+
+
+def tls_arguments(files: TlsFiles | None) -> dict[str, Any]:
+    """What ``connect`` takes to speak TLS and nothing else, with a server whose certificate is for the host."""
+    if files is None:
+        return {}
+    named = {"ca": files.ca, "cert": files.cert, "key": files.key}
+    return {"ssl": {name: path for name, path in named.items() if path}, "ssl_mode": "VERIFY_IDENTITY"}
+
+
+class Statement(NamedTuple):
+    """SQL with its literals left out.
+
+    Attributes:
+        template: with ``%s`` for each of them, and no other percent sign.
+        literals: as they are written in SQL, in order.
+    """
+
+    template: str
+    literals: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Written out."""
+        return self.template % self.literals
+
+
+class Compound:
+    """The compound statement that is prepared on a connection.
+
+    Attributes:
+        name: None before it was prepared.
+        is_refused: the server does not prepare it, or forgets it.
+    """
+
+    __slots__ = ("is_refused", "name")
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.is_refused = False
+
 
 NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
 RMFAIL: Final = 1399  # not in this state

@@ -1,9 +1,9 @@
-"""How a transaction in doubt is resolved: the steps as a table, and the proof by the marker table.
+r"""How a transaction in doubt is resolved: the steps as a table, and the proof by the marker table.
 
 ```
  INSERT --INSERTED---------------------> REPORT_ROLLBACK --REPORTED--> RESOLVED
-   |  \\--DUPLICATE--> READ --ROLLED_BACK----^   |
-   |                   | \\---COMMITTED--> REPORT_COMMIT --REPORTED--> RESOLVED
+   |  \--DUPLICATE--> READ --ROLLED_BACK----^   |
+   |                   | \---COMMITTED--> REPORT_COMMIT --REPORTED--> RESOLVED
    |                   |                        |
    +------FAILED-------+--------FAILED----------+--> UNDECIDED: again later
    |                   |
@@ -26,18 +26,82 @@ Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
     * nothing is reported before the row that it rests on is durable (``marker_table``);
     * two resolvers of one transaction meet at the primary key and have the same result.
+
+Values between a last resource and its resolver: a connection, and transactions that were left.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+from txmq.errors import BrokerError
+from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.crashpoints import crash_point
 from txmq.state_machine import next_step
 from txmq.xa.database import marker_table
-from txmq.xa.last_resource.resolving import ResolvingConnection
+from txmq.xa.database.dbapi import is_integrity_error
+from txmq.xa.database.marker_table import EXPIRED_SIZE, MarkerTable, TokenRow, TokenTable
+from txmq.xa.database.resource import close_connection
+
+
+def _nothing(_error: BrokerError | None = None) -> None:
+    """Do nothing."""
+
+
+class Unresolved(NamedTuple):
+    """A transaction of this process whose end has yet to reach the broker."""
+
+    txid: str
+    outcome: str | None  # COMMITTED or ROLLED_BACK of ``marker_table``; None: the table must be asked
+    deadline_ms: int
+    on_resolved: Callable[[], None] = _nothing
+    of: str | None = None  # the transaction of whose marker it is a part at another home
+    on_contrary: Callable[[BrokerError], None] = _nothing  # ahead of ``on_resolved``: the broker's refusal
+
+    @property
+    def marker(self) -> str:
+        """The transaction whose marker proves the outcome."""
+        return self.of or self.txid
+
+
+class ResolvingConnection(NamedTuple):
+    """A connection of a resolver."""
+
+    connection: Any
+    table: MarkerTable
+    uuid: str
+    limit: CallLimit = CallLimit()  # without effect
+
+    def is_duplicate(self, error: Exception) -> bool:
+        """Whether an INSERT failed because the row is there."""
+        return is_integrity_error(error)
+
+    def token_row(self, home: str) -> TokenRow:
+        """See ``Drawn``."""
+        return TokenTable(self.table).row(self.connection, home)
+
+    def draw_token(self, home: str, before: TokenRow, after: TokenRow, rolled_back: Sequence[str] = ()) -> bool:
+        """See ``Drawn``."""
+        return TokenTable(self.table).draw(self.connection, home, before, after, rolled_back)
+
+    def committed_before(self, age_ms: int, after: str, limit: int) -> list[str]:
+        """See ``Markers``."""
+        return self.table.committed_before(self.connection, age_ms, after, limit)
+
+    def delete_committed(self, txids: Sequence[str]) -> None:
+        """See ``Markers``."""
+        self.table.delete_committed(self.connection, txids)
+
+    def delete_expired(self) -> bool:
+        """Remove some rolled-back markers that are old enough; whether more may be left."""
+        return self.table.delete_expired_rolled_back(self.connection) >= EXPIRED_SIZE
+
+    def close(self) -> None:
+        """End the session."""
+        self.limit.end()
+        close_connection(self.connection)
 
 
 class Step(enum.Enum):

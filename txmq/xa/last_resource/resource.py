@@ -20,17 +20,15 @@ from typing import Any, NamedTuple
 
 from txmq.errors import ConfigError, TransactionTimeoutError
 from txmq.runtime.ports import Clock, Random
-from txmq.xa.database.connection_pool import close_connection
 from txmq.xa.database.dbapi import driver_of, limit_of, may_change_threads, run
 from txmq.xa.database.dialects import prepare_for_resolver
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import sends_packets
-from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource
-from txmq.xa.database.sqlite_file import open_existing
-from txmq.xa.database.sqlite_writer_queue import QueuePlace, SQLiteWriterQueue
+from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource, close_connection
+from txmq.xa.database.sqlite_file import QueuePlace, SQLiteWriterQueue, open_existing
 from txmq.xa.last_resource.branch import Branch
-from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
+from txmq.xa.last_resource.proof import ResolvingConnection, Unresolved
 
 RESOLVE_WAIT_S = 1.0  # for a lock, by a resolver
 

@@ -41,14 +41,12 @@ from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.xa.database import marker_table
-from txmq.xa.database.hazard_report import lost_messages
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.database.resource import PATIENCE_S
 from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
-from txmq.xa.last_resource.proof import Step, prove
-from txmq.xa.last_resource.resolving import ResolvingConnection, Unresolved
+from txmq.xa.last_resource.proof import ResolvingConnection, Step, Unresolved, prove
 from txmq.xa.last_resource.resource import LastResource
-from txmq.xa.reporter import Reporter
+from txmq.xa.reporter import Reporter, lost_messages
 from txmq.xa.resolver_ports import (
     FAILURES_PER_ROUND_MAX,
     PAGE_SIZE,

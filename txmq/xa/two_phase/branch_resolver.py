@@ -32,6 +32,8 @@ Invariants:
     * a branch that looks lost is looked at again a round later, and a token is drawn, before it is reported;
     * a round ends with a forced write, so that its rollbacks, and unanswered ones of owners, do not come back;
     * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
+
+The values that a round of ``BranchResolver`` works on. No I/O.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from txmq.errors import (
@@ -73,10 +75,60 @@ from txmq.xa.resolver_ports import (
     is_of_this_broker,
     list_transactions,
 )
-from txmq.xa.two_phase.branch_work import Decided, Orphan, Watched, Work, is_gone
 from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
 from txmq.xa.two_phase.resource_ports import Ended, ListedXid, Recovery, XAResource
 from txmq.xid import Xid, branch_xid
+
+
+class Decided(NamedTuple):
+    """A branch of this resource that the broker has decided to commit."""
+
+    txid: str
+    xid: Xid
+    has_marker: bool
+    wrote: bool
+    may_kill: bool
+
+
+class Orphan(NamedTuple):
+    """A prepared branch whose transaction is not among the decided ones."""
+
+    listed: ListedXid
+    txid: str
+    is_given_up: bool  # the deadline has passed by a second, or this process itself has left it
+
+
+class Work:
+    """A round's results for decided branches.
+
+    Attributes:
+        sent: ``complete`` requests whose answers are not awaited yet, each with its verdict.
+        finished: txids whose branch here is complete.
+        suspects: txids whose branch looks lost.
+        missing: branches that are not there, with what that means once a fencing token is drawn.
+    """
+
+    __slots__ = ("finished", "missing", "sent", "suspects")
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[str, Verdict, Answer]] = deque()
+        self.finished: set[str] = set()
+        self.suspects: set[str] = set()
+        self.missing: list[tuple[Decided, Verdict]] = []
+
+
+class Watched(NamedTuple):
+    """A transaction that an owner in this process left, and a callback for its end."""
+
+    txid: str
+    on_resolved: Callable[[], None]
+
+
+def is_gone(owner_line: str) -> bool:
+    """Read ``owner connected`` or ``owner gone <ms>``."""
+    words = owner_line.split()
+    return words[:2] == ["owner", "gone"] and len(words) == 3 and int(words[2]) >= OWNER_GONE_MS
+
 
 IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
 OWNER_TURN_MS = 1000  # a living owner commits its own branches; it has had its turn when the decision is older

@@ -47,7 +47,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from txmq.xa.coordinator import Coordinator
+from txmq.state_machine import Coordinator
 
 
 class XAState(enum.Enum):

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 from txmq.errors import TransactionError
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.marker_sweep import Markers
-from txmq.xa.database.token_table import TokenRow
+from txmq.xa.database.marker_table import TokenRow
 from txmq.xid import FORMAT_ID, TxId, Xid
 
 _BQUAL = re.compile(rb"([0-9a-f]{32})\.([0-9a-f]{1,15})\.([0-9a-f]{1,14})\Z")

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from txmq.xa.database import connection_pool
+from txmq.xa.database import resource
 
 from ..support import LastResourceFixture
 
@@ -52,7 +52,7 @@ def test_connections_of_parent_are_neither_used_nor_closed_by_children(
 ) -> None:
     world.order(b"1")
     of_parent = world.opened[-1]
-    monkeypatch.setattr(connection_pool, "current_process", lambda: -1)
+    monkeypatch.setattr(resource, "current_process", lambda: -1)
     assert world.resource._pool.take() is None
     world.resource.close()
     monkeypatch.undo()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from txmq.xa.database.idle_sessions import IdleLimit
+from txmq.xa.database.installation import IdleLimit
 
 
 class Shows:

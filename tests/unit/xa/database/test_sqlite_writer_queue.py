@@ -15,7 +15,7 @@ import pytest
 from txmq.errors import HeuristicError, RolledBackError
 from txmq.runtime.strands import Host
 from txmq.runtime.threads import Signal
-from txmq.xa.database.sqlite_writer_queue import SQLiteWriterQueue, WriterLease
+from txmq.xa.database.sqlite_file import SQLiteWriterQueue, WriterLease
 from txmq.xa.last_resource import resource as last_resource
 
 from ..support import LastResourceFixture

@@ -25,8 +25,7 @@ from txmq.xa import LastResource
 from txmq.xa.database.dbapi import driver_of
 from txmq.xa.database.dialects import DIALECTS, MYSQL, POSTGRESQL, SQLITE, dialect_for, placeholder_of
 from txmq.xa.database.guarded_connection import GuardedConnection
-from txmq.xa.database.marker_schema import create_tables
-from txmq.xa.database.marker_table import MarkerTable
+from txmq.xa.database.marker_table import MarkerTable, create_tables
 from txmq.xa.resolver_ports import cluster_of
 
 from ..support import NAME, LastResourceFixture, abandon

@@ -14,8 +14,7 @@ from txmq.testing.eventually import eventually
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
 from txmq.xa.database.thread_connection import ThreadConnection
-from txmq.xa.mysql.branch import MySQLBranch
-from txmq.xa.mysql.pipelined_xa_start import JOINED_SIZE_BYTES_MAX, PipelinedStart
+from txmq.xa.mysql.branch import JOINED_SIZE_BYTES_MAX, MySQLBranch, PipelinedStart
 from txmq.xa.two_phase.resource_ports import PrepareUnknownError
 
 START = "XA START 'x'"
