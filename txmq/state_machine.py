@@ -1,11 +1,6 @@
-"""Transition tables: the one look-up of every state machine.
+"""Transition tables: the one look-up of every state machine, and the coordinators' state. No I/O.
 
 A table maps (state, event) to what follows. A pair that is not in it is a defect of the caller, and nothing changes.
-
-A coordinator: one transaction's place in a transition table. Without I/O.
-
-``step(event)`` moves it and answers the effects that the caller carries out in order; the result of each is the next
-event. The tables stand in ``last_resource/coordinator.py`` and ``two_phase/coordinator.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +13,7 @@ from txmq.errors import TransactionStateError
 State = TypeVar("State", bound=enum.Enum)
 Event = TypeVar("Event", bound=enum.Enum)
 Step = TypeVar("Step")
+Effect = TypeVar("Effect", bound=enum.Enum)
 
 
 def next_step(table: dict[tuple[State, Event], Step], state: State, event: Event) -> Step:
@@ -37,13 +33,11 @@ def no_transition(state: enum.Enum, event: enum.Enum) -> TransactionStateError:
     return TransactionStateError(f"no transition from {state.value} on {event.value}")
 
 
-State = TypeVar("State", bound=enum.Enum)
-Event = TypeVar("Event", bound=enum.Enum)
-Effect = TypeVar("Effect", bound=enum.Enum)
-
-
 class Coordinator(Generic[State, Event, Effect]):
-    """See the module's docstring.
+    """One transaction's place in a transition table: of ``xa/last_resource`` or ``xa/two_phase``.
+
+    ``step(event)`` moves it and answers the effects that the caller carries out in order; the result of each is the
+    next event.
 
     Attributes:
         state: where the transaction stands.

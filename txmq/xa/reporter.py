@@ -1,19 +1,18 @@
-"""Reports to the broker whether a resource's database is reached, and the branches that are prepared there.
+"""Reports to the broker: whether a resource's database is reached, which branches are prepared there, and hazards.
 
 Theory of operation. A resolver notes the branches that a round saw (``saw``) and its end (``report``). The broker gets
 a report every REPORT_EVERY_S, and at once when the database is reached again or not any more, or when a branch begins
 or ends to hang. The answer is not awaited: nothing depends on it, and the next report says the same.
 
+*A hazard* is a transaction whose rows may be committed, or are, without their messages. The body of a block ended the
+transaction by itself: whether its rows are committed cannot be known, and the messages were never sent. Or a committed
+marker proves the rows, and the broker knows nothing of the transaction: it was restored from an older copy. Nothing can
+be taken back. So the broker keeps it (``rollback ... hazard=``) and lists it until an operator forgets it; as long as
+it is listed, the marker stays.
+
 Invariants:
     * a database that is not reached keeps what was last seen there: its branches have not gone away;
-    * nothing here fails a round.
-
-The report to the broker of a database whose rows may be committed, or are, without their messages.
-
-The body of a block ended the transaction by itself: whether its rows are committed cannot be known, and the messages
-were never sent. Or a committed marker proves the rows, and the broker knows nothing of the transaction: it was restored
-from an older copy. Nothing can be taken back. So the broker keeps it (``rollback ... hazard=``) and lists it until an
-operator forgets it; as long as it is listed, the marker stays.
+    * no report fails a round.
 """
 
 from __future__ import annotations
@@ -30,6 +29,10 @@ from txmq.runtime.ports import Clock
 from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Client
 
 _REASON_LENGTH_MAX = 200  # characters; of 12 bytes at most, so that the line is not too long
+REPORT_EVERY_S = 10.0
+HANGS_AFTER_MS = 1000  # a living owner ends its branches before that
+LISTED_MAX = 10
+TEXT_LENGTH_MAX = 300
 
 
 class Hazard(NamedTuple):
@@ -53,12 +56,6 @@ def lost_messages(txid: str, kind: TransactionKind, resource: str, uuid: str) ->
     """Of a transaction that a marker proves, and of which the broker knows nothing though it has its session."""
     reason = "the rows are committed, and the broker has lost the messages: was it restored from an older copy?"
     return Hazard(txid, kind, resource, uuid, reason)
-
-
-REPORT_EVERY_S = 10.0
-HANGS_AFTER_MS = 1000  # a living owner ends its branches before that
-LISTED_MAX = 10
-TEXT_LENGTH_MAX = 300
 
 
 class Hanging(NamedTuple):

@@ -10,15 +10,6 @@ Rows that a driver gives one by one while it holds its connection (psycopg's ``s
 Invariants:
     * after ``Guard.end`` every use raises: the connection may serve another block by then;
     * the first error is kept, later ones are mostly its consequences.
-
-A part of a transaction in a database whose statements may fail without dooming the rest: ``tx.savepoint``.
-
-An error that leaves it rolls the part back, and the transaction is as sound as it was before it. If a statement
-failed and the part ends normally, the work of its other statements stays, in databases that go on after a failed
-statement (MySQL, MariaDB, SQLite: it did nothing); PostgreSQL does not go on, so that the part is rolled back and that
-is said by an error.
-
-Invariant: if the savepoint is gone (a deadlock takes all of them, as a COMMIT by the body does) the block is doomed.
 """
 
 from __future__ import annotations
@@ -354,7 +345,15 @@ def doom(connection: Any, error: BaseException) -> bool:
 
 
 class Savepoint:
-    """One savepoint. Begun when made, ended by ``release`` or ``roll_back``.
+    """A part of a transaction in a database whose statements may fail without dooming the rest: ``tx.savepoint``.
+
+    Begun when made, ended by ``release`` or ``roll_back``. An error that leaves it rolls the part back, and the
+    transaction is as sound as it was before it. If a statement failed and the part ends normally, the work of its other
+    statements stays, in databases that go on after a failed statement (MySQL, MariaDB, SQLite: it did nothing);
+    PostgreSQL does not go on, so that the part is rolled back and that is said by an error.
+
+    Invariant: if the savepoint is gone (a deadlock takes all of them, as a COMMIT by the body does) the block is
+    doomed.
 
     Args:
         guarded: the connection of a block.

@@ -15,18 +15,6 @@ Invariants:
       one begins;
     * ``install`` touches nothing if everything is there: a transaction in doubt holds locks on the tables;
     * of several installations at the same moment one creates what is missing, and the others find it.
-
-Has MySQL and MariaDB end the session of a client that stands still in a transaction: its locks are let go of.
-
-Theory of operation. The server closes a connection on which no statement came for so long: MariaDB if it is in a
-transaction (``idle_transaction_timeout``; an XA branch counts, and stays if it is prepared; so does a transaction that
-was begun ahead of its block), MySQL in any case (``wait_timeout``). A pooled connection that was idle for longer has
-ended, and another one is taken. Both are variables of the session, set to the block's timeout, rounded up to a power of
-two: a connection is told once, as a rule, and keeps it. PostgreSQL is told in each transaction, by statements that take
-no snapshot: the body's first query does. A smaller limit, which the server or ``connect`` has set, stays.
-
-Sources: MariaDB 10.3, "idle_transaction_timeout"; MySQL 8.0 Reference Manual, "wait_timeout"; PostgreSQL 15, "Setting
-Parameters", "SET TRANSACTION".
 """
 
 from __future__ import annotations
@@ -70,6 +58,10 @@ _MARIADB: Final = "idle_transaction_timeout"
 _MYSQL: Final = "wait_timeout"
 _POSTGRESQL: Final = "idle_in_transaction_session_timeout"
 _UNITS_S: Final = {"d": 86_400.0, "h": 3600.0, "min": 60.0, "ms": 0.001, "s": 1.0}
+CHECK_EVERY_S = 60.0
+CLOCK_ERROR_MS = 1000  # of a measurement: a slow answer
+_UUID = re.compile(r"[0-9a-f]{32}\Z")
+_TABLES_SHOWN_MAX = 5
 
 
 def idle_s(timeout_s: float) -> int:
@@ -78,7 +70,19 @@ def idle_s(timeout_s: float) -> int:
 
 
 class IdleLimit:
-    """What one connection was told."""
+    """What one connection was told about clients that stand still in a transaction.
+
+    The server lets go of their locks: it closes a connection on which no statement came for so long, MariaDB if it is
+    in a transaction (``idle_transaction_timeout``; an XA branch counts, and stays if it is prepared; so does a
+    transaction that was begun ahead of its block), MySQL in any case (``wait_timeout``). A pooled connection that was
+    idle for longer has ended, and another one is taken. Both are variables of the session, set to the block's timeout,
+    rounded up to a power of two: a connection is told once, as a rule, and keeps it. PostgreSQL is told in each
+    transaction, by statements that take no snapshot: the body's first query does. A smaller limit, which the server or
+    ``connect`` has set, stays.
+
+    Sources: MariaDB 10.3, "idle_transaction_timeout"; MySQL 8.0 Reference Manual, "wait_timeout"; PostgreSQL 15,
+    "Setting Parameters", "SET TRANSACTION".
+    """
 
     __slots__ = ("_given_s", "_idle_s", "_variable")
 
@@ -123,12 +127,6 @@ def _seconds(shown: str) -> float:
     """As PostgreSQL shows a time: ``0``, ``1500ms``, ``5s``, ``2min``, ``1h``, ``1d``."""
     number = shown.rstrip("dhimns")
     return int(number) * _UNITS_S.get(shown[len(number) :], 0.001)
-
-
-CHECK_EVERY_S = 60.0
-CLOCK_ERROR_MS = 1000  # of a measurement: a slow answer
-_UUID = re.compile(r"[0-9a-f]{32}\Z")
-_TABLES_SHOWN_MAX = 5
 
 
 class DatabaseSession:

@@ -1,4 +1,4 @@
-"""The marker table: one row per last-resource transaction, and the row is its outcome. And the database's identity.
+"""txmq's tables in a database: markers, one row per last-resource transaction, which is its outcome; identity; tokens.
 
 Theory of operation. The owner inserts ``(txid, 'committed')`` inside the application's transaction; the database's
 COMMIT makes rows and marker durable together. A resolver inserts ``(txid, 'rolled-back')`` in a transaction of its own
@@ -13,29 +13,22 @@ Tables::
                      while the row is uncommitted); in MySQL and MariaDB also uuid, a foreign key of the identity's, or
                      NULL
     <table>_identity id (always 1), name, uuid, cluster (empty until a client was there)
-    <table>_token    the fencing tokens (``token_table``)
+    <table>_token    the fencing tokens, one row for each home of the broker's cluster: home (16 hex digits, primary
+                     key), accepted (the newest that is known to be accepted there; empty: none is), drawn (after that
+                     one)
+
+In MySQL and MariaDB a marker refers to the database's identity by a foreign key, so that one of another identity does
+not get in (``insert_committed_or_fail``). It needs no query: InnoDB looks the key up in the index. Tables that an older
+txmq has made, or a user who may not refer to a table, have none; then the INSERT reads the identity, as elsewhere.
 
 Invariants:
     * a rolled-back row keeps the owner's out of this database, and proves a rollback only under the newest fencing
       token (``xa/fencing.py``);
     * an outcome that is committed never changes; only the marker sweep deletes a row (``marker_sweep.py``);
-    * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's
-      clock; both are conditions of the INSERT itself, or the foreign key is (``insert_committed_or_fail``);
+    * the owner's row gets in only if the identity is the expected one, and before the deadline on the database's clock;
+      both are conditions of the INSERT itself, or the foreign key is (``insert_committed_or_fail``);
     * rows are deleted by their keys, at most EXPIRED_SIZE at once: writers of other rows do not wait for it;
     * methods with "own transaction" in their docstring commit before they return, or raise and leave nothing.
-
-The fencing tokens of a database: one row for each home of the broker's cluster (``xa/fencing.py`` has the laws).
-
-Table::
-
-    <table>_token    home (16 hex digits, primary key), accepted (the newest that is known to be accepted there; empty:
-                     none is), drawn (after that one)
-
-The tables of ``MarkerTable``: how they are made, and what the server itself makes sure of.
-
-In MySQL and MariaDB a marker refers to the database's identity by a foreign key, so that one of another identity does
-not get in (``insert_committed_or_fail``). It needs no query: InnoDB looks the key up in the index. Tables that an older
-txmq has made, or a user who may not refer to a table, have none; then the INSERT reads the identity, as elsewhere.
 """
 
 from __future__ import annotations
@@ -59,6 +52,8 @@ COMMITTED, ROLLED_BACK = "committed", "rolled-back"
 ROLLED_BACK_KEPT_MS = 24 * 3600 * 1000  # after the deadline: longer than any delayed COMMIT lives
 EXPIRED_SIZE = 500  # rows in one DELETE
 _LITERAL = re.compile(r"[0-9A-Za-z._-]{1,220}\Z")
+_SEEN_SIZE: Final = 500  # markers that are looked at in one statement
+_KEY = re.compile(r"FOREIGN KEY \(`uuid`\) REFERENCES [^ ]*_identity` \(`uuid`\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +461,6 @@ class MarkerTable:
         return operation if self.mark == "?" else operation.replace("?", self.mark)
 
 
-_SEEN_SIZE: Final = 500  # markers that are looked at in one statement
-
-
 class TokenRow(NamedTuple):
     """What stands in the row of a home: the token that is known to be accepted, and the one drawn after it."""
 
@@ -481,7 +473,7 @@ class _MovedError(Exception):
 
 
 class TokenTable:
-    """The statements. Has no connection of its own and keeps no state.
+    """The statements on the fencing tokens (laws: ``xa/fencing.py``). Has no connection of its own and keeps no state.
 
     Args:
         markers: the table that it goes with.
@@ -554,9 +546,6 @@ class TokenTable:
             ((count,),), _ = run(connection, f"SELECT COUNT(*) FROM {self._markers.name} WHERE {where}", some)  # noqa: S608
             if int(count) != len(some):
                 raise ConfigError("another database answers than a moment ago: rolled-back markers are not there")
-
-
-_KEY = re.compile(r"FOREIGN KEY \(`uuid`\) REFERENCES [^ ]*_identity` \(`uuid`\)")
 
 
 def statements(table: MarkerTable) -> list[str]:

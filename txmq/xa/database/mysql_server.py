@@ -1,14 +1,13 @@
-"""How MySQL and MariaDB are spoken to: statements in one packet, error numbers, a server's abilities.
+"""How MySQL and MariaDB are spoken to: the driver, statements in one packet, error numbers, a server's abilities.
 
 Theory of operation. Statements without results go out together in one packet if the connection allows it (several
 statements in one text): XA costs four round trips with savepoint and marker row, and bare XA has five statements. The
-server stops at the first that fails.
+server stops at the first that fails. A statement with its literals left out (``Statement``) is written out as one text,
+or prepared once for many.
+
+The driver, MySQLdb, is imported when it is first needed: txmq works without it. No other module imports it.
 
 Sources: MariaDB 10.11, "XA Transactions"; MySQL 8.0 Reference Manual, 15.3.8 "XA Transactions", error reference.
-
-The MySQLdb driver, imported when it is first needed: txmq works without it. No other module imports it.
-
-A statement of MySQL or MariaDB with the literals in it: written out as one text, or prepared once for many.
 """
 
 from __future__ import annotations
@@ -26,6 +25,17 @@ from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import code_of, mysql_variables
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver
 from txmq.xid import Xid, xid_sql
+
+NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
+RMFAIL: Final = 1399  # not in this state
+OUTSIDE: Final = 1400
+RMERR: Final = 1401  # MySQL 8 also: XA RECOVER without XA_RECOVER_ADMIN
+DUPID: Final = 1440
+ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK
+KEPT_OUT: Final = frozenset({1048, 1452})  # of ``insert_committed_or_fail``: a NULL, no row that is referred to
+ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
+UNKNOWN_THREAD: Final = 1094
+_NOT_LISTED: Final = ACCESS_DENIED | {RMERR}
 
 
 def mysql_driver() -> ModuleType:
@@ -82,18 +92,6 @@ class Compound:
     def __init__(self) -> None:
         self.name: str | None = None
         self.is_refused = False
-
-
-NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives
-RMFAIL: Final = 1399  # not in this state
-OUTSIDE: Final = 1400
-RMERR: Final = 1401  # MySQL 8 also: XA RECOVER without XA_RECOVER_ADMIN
-DUPID: Final = 1440
-ROLLED_BACK: Final = frozenset({1402, 1613, 1614})  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK
-KEPT_OUT: Final = frozenset({1048, 1452})  # of ``insert_committed_or_fail``: a NULL, no row that is referred to
-ACCESS_DENIED: Final = frozenset({1044, 1045, 1142, 1227, 1290})
-UNKNOWN_THREAD: Final = 1094
-_NOT_LISTED: Final = ACCESS_DENIED | {RMERR}
 
 
 class Server:

@@ -1,27 +1,16 @@
-"""The base of every resource: a way to its database, the database's identity, and idle connections.
+"""The base of every resource: a way to its database, the database's identity, and a pool of idle connections.
 
 A connection is verified before its first use (``installation``). ``LastResource`` and ``MySQLResource`` begin
 transactions on it.
 
-A database that does not answer (a frozen server, a network that swallows packets) holds nobody up for ever: blocks
-wait until their deadline, resolvers a while (``PATIENCE_S``). A call on a connection is ended by its socket
+A database that does not answer (a frozen server, a network that swallows packets) holds nobody up for ever: blocks wait
+until their deadline, resolvers a while (``PATIENCE_S``). A call on a connection is ended by its socket
 (``runtime/call_limits``). ``connect`` cannot be, so that it runs in a thread of its own, which may be given up.
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
     * the first connection of a process is made where it is needed: nobody knows before whether its driver binds it to
       that thread.
-
-Idle connections of a resource: one pool a process, bounded.
-
-Theory of operation. A caller takes the connection that was given back last, by any thread. Connections
-of drivers that bind them to a thread (sqlite3), or that do not take threads at all, are kept by their thread instead,
-and closed when it ends. Those that strands have opened have threads of their own (``thread_connection``), and are for
-strands.
-
-Invariants:
-    * a forked child never uses, and never closes, its parent's connections;
-    * connections of a thread that has ended are used by others, or closed.
 """
 
 from __future__ import annotations
@@ -51,8 +40,14 @@ from txmq.xa.resolver_ports import RoutedClient, cluster_of
 IDLE_MAX: Final = 64  # connections kept per process; more are closed after their transaction
 IDLE_OF_THREAD_MAX: Final = 4  # a thread in one block at a time uses one
 
-S = TypeVar("S", bound="DatabaseSession")
 _of_parents: list[Any] = []  # let go, the driver would close them
+S = TypeVar("S", bound=DatabaseSession)
+GIVEN_UP_MAX: Final = 64  # calls that run on; no more connections for blocks until one has ended
+WAIT_S_MIN: Final = 1.0  # of a block for its database, even if the deadline is closer
+PATIENCE_S: Final = 10.0  # of a resolver with one step of its work; each statement waits a second for a lock, at most
+OPEN_S_MAX: Final = 5.0  # of a resolver with a connection
+OPEN_AGAIN_S: Final = 0.5  # the same, after one that could not be made
+OPEN_LONG_EVERY: Final = 8
 
 
 class _Kept(Generic[S]):
@@ -69,7 +64,15 @@ class _Kept(Generic[S]):
 
 
 class ConnectionPool(Generic[S]):
-    """See the module's docstring.
+    """Idle connections of a resource: one pool a process, bounded.
+
+    A caller takes the connection that was given back last, by any thread. Connections of drivers that bind them to a
+    thread (sqlite3), or that do not take threads at all, are kept by their thread instead, and closed when it ends.
+    Those that strands have opened have threads of their own (``thread_connection``), and are for strands.
+
+    Invariants:
+        * a forked child never uses, and never closes, its parent's connections;
+        * connections of a thread that has ended are used by others, or closed.
 
     Thread safety: any thread; appended and popped by one call each, so no lock is needed.
     """
@@ -141,15 +144,6 @@ def close_connection(connection: Any, then: Callable[[], None] | None = None) ->
         connection.close()
     if then is not None:
         then()
-
-
-S = TypeVar("S", bound=DatabaseSession)
-GIVEN_UP_MAX: Final = 64  # calls that run on; no more connections for blocks until one has ended
-WAIT_S_MIN: Final = 1.0  # of a block for its database, even if the deadline is closer
-PATIENCE_S: Final = 10.0  # of a resolver with one step of its work; each statement waits a second for a lock, at most
-OPEN_S_MAX: Final = 5.0  # of a resolver with a connection
-OPEN_AGAIN_S: Final = 0.5  # the same, after one that could not be made
-OPEN_LONG_EVERY: Final = 8
 
 
 class SilentDatabaseError(Exception):

@@ -1,15 +1,15 @@
-"""The file of an SQLite database: which it is; and opened by a resolver, it is never made anew.
-
-The queue of writers to an SQLite file, among the threads and strands of this process.
+"""The file of an SQLite database: which it is, how a resolver opens it, and the queue of its writers.
 
 Theory of operation. SQLite has one writer a file; the others poll with sleeps of 1 to 100 ms, so the file lies idle
-while all of them sleep. A waiter for a lease here is woken by the one that ends its transaction: 8 threads make about
-twice the transactions. A strand waits in its loop, and holds no thread while it does. It is a queue and nothing else:
-the file's own lock decides, also between processes, and a waiter that has waited in vain for the connection's busy
-timeout asks SQLite all the same.
+while all of them sleep. So the threads and strands of this process that want to write wait in a queue
+(``SQLiteWriterQueue``). A waiter for a lease is woken by the one that ends its transaction: 8 threads make about twice
+the transactions. A strand waits in its loop, and holds no thread while it does. It is a queue and nothing else: the
+file's own lock decides, also between processes, and a waiter that has waited in vain for the connection's busy timeout
+asks SQLite all the same.
 
 Invariants:
-    * nothing is ever refused here, and no lease is needed for what is correct;
+    * a resolver never makes the file anew;
+    * nothing is ever refused by the queue, and no lease is needed for what is correct;
     * a lease is handed to the one that has waited longest: the tasks of a loop would else pass it to themselves;
     * a lease that is lost (its thread was interrupted just then, or lives in the parent of a fork) costs at most one
       busy timeout: a thread that began without a lease then has the queue begin anew (``renew``).

@@ -1,36 +1,22 @@
 """One transaction's side in the database of a last resource: from BEGIN to its end.
 
-Through mysqlclient, statements that stand together go out at once (``mysql_server``, ``committing``), two round trips
-with that of the body instead of six: the savepoint's release, the marker row, and COMMIT AND CHAIN, which begins the
-next transaction, with that one's savepoint, so that a block that follows at once on the same connection of ours begins
-without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's answer, if
-it has one of its own. An empty transaction holds no locks and no snapshot. The server does nothing after a statement
-that fails, so COMMIT needs a marker that fails if it does not get in (``MarkerTable.insert_committed_or_fail``). Where
-there is none, release and marker are a packet of their own, sent while the broker prepares.
+Through mysqlclient, statements that stand together go out at once (``mysql_server``, ``commit_behind``), two round
+trips with that of the body instead of six: the savepoint's release, the marker row, and COMMIT AND CHAIN, which begins
+the next transaction, with that one's savepoint, so that a block that follows at once on the same connection of ours
+begins without asking (later, the server may have ended it: BEGIN is what notices). That block reads the savepoint's
+answer, if it has one of its own. An empty transaction holds no locks and no snapshot. The server does nothing after a
+statement that fails, so COMMIT needs a marker that fails if it does not get in
+(``MarkerTable.insert_committed_or_fail``). Where there is none, release and marker are a packet of their own, sent
+while the broker prepares.
 
 Invariants:
     * rows and marker are in one transaction, opened here, ended here;
     * a connection goes back once, and only when its transaction has surely ended; in doubt it is closed, and so is one
       of ours whose session the body has changed, or in which a statement failed that would fail again;
-    * no call waits longer than until the block's deadline (or ``WAIT_S_MIN``, ``END_S_MIN``): the connection is
-      lost then. Between the calls it is left alone: a healthy one tells what the body has done;
+    * no call waits longer than until the block's deadline (or ``WAIT_S_MIN``, ``END_S_MIN``): the connection is lost
+      then. Between the calls it is left alone: a healthy one tells what the body has done;
     * a branch that has let go of its connection does not touch it any more: a caller that was interrupted right after
       that asks again for the same end.
-
-COMMIT of a branch on MySQL and MariaDB, with all that stands before and after it, sent to the server at once.
-
-Theory of operation. The savepoint's release, the marker, COMMIT AND CHAIN and the next block's savepoint are four
-statements. As one packet the server parses each, and sends four answers, each of which wakes this process. MariaDB
-prepares all of them as one compound statement, for as long as the connection lives: it parses one EXECUTE, and sends
-one answer. With 8 threads that is 125 us of processor time in place of 162, client and server together (bare
-statements, 28 November 2026). A server that does not prepare compound statements (MySQL; MariaDB before 10.6.2), that
-has too many prepared ones, or has forgotten this one, is sent the packet.
-
-A packet says how far it came. Of a compound statement a variable of the session does: it has the transaction's id when
-COMMIT is next. After an error of what stands before COMMIT nothing is committed, whatever the error is. After one of
-COMMIT itself the decision is not known: it is looked up (``Branch.outcome_after``).
-
-Sources: MariaDB 10.11, "PREPARE Statement" (10.6.2: all statements), "BEGIN END", error codes.
 """
 
 from __future__ import annotations
@@ -62,6 +48,10 @@ _RELEASE: Final = f"RELEASE SAVEPOINT {SAVEPOINT}"
 _NOT_PREPARED: Final = frozenset({1210, 1243})  # EXECUTE of what the connection does not know (any more)
 _NO_SAVEPOINT: Final = 1305
 _AT_COMMIT: Final = "@txmq_at_commit"
+_NEVER = float("-inf")
+ABSENT = ""  # no marker
+END_S_MIN = 2.0  # for COMMIT or ROLLBACK
+BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
 
 
 class Found(Enum):
@@ -77,10 +67,22 @@ class Found(Enum):
 def commit_behind(
     session: DatabaseSession, txid: str, marker: Statement, *, is_own: bool
 ) -> tuple[Found, Exception | None]:
-    """Release the savepoint, insert the marker, and commit.
+    """Release the savepoint, insert the marker, and commit, on MySQL and MariaDB: all sent to the server at once.
+
+    As one packet the server parses each of the four statements, and sends four answers, each of which wakes this
+    process. MariaDB prepares all of them as one compound statement, for as long as the connection lives: it parses one
+    EXECUTE, and sends one answer. With 8 threads that is 125 us of processor time in place of 162, client and server
+    together (bare statements, 28 November 2026). A server that does not prepare compound statements (MySQL; MariaDB
+    before 10.6.2), that has too many prepared ones, or has forgotten this one, is sent the packet.
+
+    A packet says how far it came. Of a compound statement a variable of the session does: it has the transaction's id
+    when COMMIT is next. After an error of what stands before COMMIT nothing is committed, whatever the error is. After
+    one of COMMIT itself the decision is not known: it is looked up (``Branch.outcome_after``).
 
     Args:
         is_own: a connection of the resource's: the next transaction is begun on it.
+
+    Sources: MariaDB 10.11, "PREPARE Statement" (10.6.2: all statements), "BEGIN END", error codes.
     """
     chain = f"COMMIT AND CHAIN; SAVEPOINT {SAVEPOINT}" if is_own else "COMMIT"
     name = _prepared(session, marker, chain)
@@ -146,12 +148,6 @@ def _prepared(session: DatabaseSession, marker: Statement, chain: str) -> str | 
         raise error
     compound.is_refused = True
     return None
-
-
-_NEVER = float("-inf")
-ABSENT = ""  # no marker
-END_S_MIN = 2.0  # for COMMIT or ROLLBACK
-BEGUN_FRESH_S = 0.1  # a connection that answered so lately is taken to be alive; one that is not dooms one block
 
 
 class Branch:

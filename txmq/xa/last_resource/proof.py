@@ -26,8 +26,6 @@ Invariants:
     * a lock that is held, a deadlock, a busy or lost database, a missing row: UNDECIDED, never a guess;
     * nothing is reported before the row that it rests on is durable (``marker_table``);
     * two resolvers of one transaction meet at the primary key and have the same result.
-
-Values between a last resource and its resolver: a connection, and transactions that were left.
 """
 
 from __future__ import annotations

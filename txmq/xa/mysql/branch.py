@@ -7,14 +7,12 @@ Theory of operation::
     prepare     INSERT marker; XA END; XA PREPARE      one packet
     commit      XA COMMIT              or    roll_back   XA END if needed; XA ROLLBACK; a small committed write
 
-Three round trips (``pipelined_xa_start``), or four, where bare XA has five statements. If the body ended the branch by
+Three round trips (``PipelinedStart``), or four, where bare XA has five statements. If the body ended the branch by
 hand, XA END says so, and the marker goes with the connection, which is closed: it stands in a transaction that nobody
-commits.
-(A savepoint after XA START, released first, would say it before the marker, for 20 to 40 us of each transaction's
-processor time.)
-The marker row makes every branch one that wrote: it cannot vanish as a read-only one does, and it proves the
-outcome. Without marker, a branch that did not write (by the session's own counters) is ended in ``prepare``; there is
-nothing to decide.
+commits. (A savepoint after XA START, released first, would say it before the marker, for 20 to 40 us of each
+transaction's processor time.) The marker row makes every branch one that wrote: it cannot vanish as a read-only one
+does, and it proves the outcome. Without marker, a branch that did not write (by the session's own counters) is ended in
+``prepare``; there is nothing to decide.
 
 Invariants:
     * a statement that failed dooms the branch: the server itself would prepare half of the work (1205, 1062);
@@ -27,22 +25,6 @@ Invariants:
     * a rollback of a prepared branch is acknowledged before it is durable: it counts once a later commit is;
     * a connection goes back only when its branch has surely ended; in doubt it is closed, and the server lets go of the
       prepared branch, for the resolver.
-
-XA START in one packet with the statement after it: a round trip less.
-
-Theory of operation. The driver's connection gets another ``query``, and another ``send_query``, until one of the two is
-called: for the first statement of the body, or for the end of a branch that has none. Cursors send all that they are
-given by ``query``. The server answers XA START first, which is read here; the caller reads the answer to what it sent.
-The server does nothing after a statement that fails.
-
-In ``txmq.aio``, where each round trip is a turn of the connection's thread, that is 6 to 15 % of the processor time of
-a transaction; with threads some 10 us (docs/benchmarks.md, "XA: what is left"). For connections that have answered a
-moment ago, because one that the server has ended dooms the block that finds it out.
-
-Invariants:
-    * nothing is sent on the connection before XA START, and that is sent once;
-    * a text that gives no answer after XA START, or that is long, is sent by itself: its own answer, or error, is what
-      the caller gets in any case.
 """
 
 from __future__ import annotations
@@ -69,18 +51,35 @@ from txmq.xa.database.mysql_server import (
 )
 from txmq.xa.database.resource import close_connection
 from txmq.xa.database.thread_connection import ThreadConnection, of_driver, return_lent
-from txmq.xa.mysql.resource import MySQLSession
 from txmq.xa.two_phase.resource_ports import Bqual, PrepareUnknownError, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 
 if TYPE_CHECKING:
-    from txmq.xa.mysql.resource import MySQLResource
+    from txmq.xa.mysql.resource import MySQLResource, MySQLSession
 
 JOINED_SIZE_BYTES_MAX: Final = 64 << 10  # of what a packet of any server surely takes
+# Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
+_NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
+END_S_MIN = 2.0  # for the end of a branch, even if the deadline is closer
+_WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
 
 
 class PipelinedStart:
-    """See the module's docstring. Used by one thread at a time, as the connection is.
+    """XA START in one packet with the statement after it: a round trip less.
+
+    Used by one thread at a time, as the connection is. The driver's connection gets another ``query``, and another
+    ``send_query``, until one of the two is called: for the first statement of the body, or for the end of a branch that
+    has none. Cursors send all that they are given by ``query``. The server answers XA START first, which is read here;
+    the caller reads the answer to what it sent. The server does nothing after a statement that fails.
+
+    In ``txmq.aio``, where each round trip is a turn of the connection's thread, that is 6 to 15 % of the processor time
+    of a transaction; with threads some 10 us (docs/benchmarks.md, "XA: what is left"). For connections that have
+    answered a moment ago, because one that the server has ended dooms the block that finds it out.
+
+    Invariants:
+        * nothing is sent on the connection before XA START, and that is sent once;
+        * a text that gives no answer after XA START, or that is long, is sent by itself: its own answer, or error, is
+          what the caller gets in any case.
 
     Args:
         connection: the driver's own (mysqlclient), which takes several statements in one text.
@@ -137,12 +136,6 @@ class PipelinedStart:
 
     def _send(self, text: str | bytes | bytearray) -> None:
         type(self._connection).query(self._connection, text)
-
-
-# Refusals that say by their number that nothing was prepared; the branch is idle, doomed or gone.
-_NOT_PREPARED = frozenset({NOTA, RMFAIL, OUTSIDE}) | ROLLED_BACK
-END_S_MIN = 2.0  # for the end of a branch, even if the deadline is closer
-_WRITES = "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write', 'Handler_update', 'Handler_delete')"
 
 
 class MySQLBranch:

@@ -3,11 +3,11 @@
 Theory of operation. ``MySQLResource`` knows how to reach the database and its identity (``installation``), keeps idle
 connections for all threads of a process, and begins branches on them (``branch``). One connection serves one branch
 from XA START to its end. A resolver, which works for owners that have gone, has a connection of its own
-(``xa_recover``).
+(``MySQLRecovery``).
 
 A connection is verified before its first use. A pooled one is not asked again: if the server has ended it, XA START
 says so, and the next connection is taken. One that has answered a moment ago is taken to be alive: there XA START goes
-out with the body's first statement (``pipelined_xa_start``).
+out with the body's first statement (``PipelinedStart``).
 
 Invariants:
     * a forked child never uses, and never closes, its parent's connections;
@@ -17,26 +17,6 @@ Invariants:
 The tests run against MariaDB 10.11, and by ``make test-mysql`` against MariaDB 11.8 and MySQL 9.7. MySQL differs: XA
 RECOVER needs XA_RECOVER_ADMIN and gives binary xids with CONVERT XID, and a prepared branch leaves its connection
 (``xa_detach_on_prepare``, since 8.0.29).
-
-What is known of a connection to MySQL or MariaDB that serves branches. Not compiled: its base is not either.
-
-A resolver's connection to the XA branches in MySQL or MariaDB.
-
-Theory of operation. The connection is in autocommit: on any other one MariaDB refuses to end a branch that it did not
-begin (XAER_OUTSIDE). It waits for locks a second only, and leaves no locks on gaps between marker rows.
-
-"Not known" (XAER_NOTA) is answered for a branch that has ended and for one whose owner's connection lives; only a later
-``prepared`` tells them apart, and ``kill`` ends the owner's session.
-
-An XA COMMIT that comes while the owner's session ends may be acknowledged without a commit (MariaDB 10.11): the server
-strikes the branch from its list, and InnoDB keeps it prepared, with its locks, until the server is restarted; then it
-is listed again. So ``kill`` waits until the session has gone, and ``commit`` waits for the lock on the branch's marker
-row before it says DONE. Without the row there is no proof, and none is asked for.
-
-Invariants:
-    * nothing but prepared branches with txmq's format id, this cluster and this database's uuid is listed;
-    * a rollback is not durable when it is acknowledged: it is after ``force``;
-    * what a marker row says is durable before it is answered (``marker.read_durably``).
 """
 
 from __future__ import annotations
@@ -74,6 +54,11 @@ from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.resource_ports import Ended, ListedXid, UsedXAConnection, listed_xid
 from txmq.xid import TxId, Xid
 
+_TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
+_GONE_TRIES, _GONE_PAUSE_S = 400, 0.005  # until a killed session has ended
+_TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from its cache for 0.1 s after a question
+FRESH_S = 0.1  # a connection that has committed so lately is taken to be alive; one that is not dooms one block
+
 
 class MySQLSession(DatabaseSession):
     """A verified connection, and the abilities of its server.
@@ -93,17 +78,28 @@ class MySQLSession(DatabaseSession):
         self.may_pipeline_start = server.takes_packets and is_plain
 
 
-_TRANSACTIONS = "innodb_trx WHERE trx_mysql_thread_id"
-_GONE_TRIES, _GONE_PAUSE_S = 400, 0.005  # until a killed session has ended
-_TRANSACTIONS_KEPT_S = 0.15  # InnoDB answers from its cache for 0.1 s after a question
-
-
 class MySQLRecovery:
-    """See ``resource_ports.Recovery``.
+    """A resolver's connection to the XA branches in MySQL or MariaDB. See ``resource_ports.Recovery``.
 
     Args:
         session: verified, idle; from now on this object's.
         cluster: 16 hex digits.
+
+    The connection is in autocommit: on any other one MariaDB refuses to end a branch that it did not begin
+    (XAER_OUTSIDE). It waits for locks a second only, and leaves no locks on gaps between marker rows.
+
+    "Not known" (XAER_NOTA) is answered for a branch that has ended and for one whose owner's connection lives; only a
+    later ``prepared`` tells them apart, and ``kill`` ends the owner's session.
+
+    An XA COMMIT that comes while the owner's session ends may be acknowledged without a commit (MariaDB 10.11): the
+    server strikes the branch from its list, and InnoDB keeps it prepared, with its locks, until the server is
+    restarted; then it is listed again. So ``kill`` waits until the session has gone, and ``commit`` waits for the lock
+    on the branch's marker row before it says DONE. Without the row there is no proof, and none is asked for.
+
+    Invariants:
+        * nothing but prepared branches with txmq's format id, this cluster and this database's uuid is listed;
+        * a rollback is not durable when it is acknowledged: it is after ``force``;
+        * what a marker row says is durable before it is answered (``marker.read_durably``).
     """
 
     def __init__(self, session: MySQLSession, name: str, uuid: str, cluster: str) -> None:
@@ -221,9 +217,6 @@ class MySQLRecovery:
 
     def _finds(self, where: str, number: int) -> bool:
         return bool(run(self._connection, f"SELECT 1 FROM information_schema.{where} = {int(number)}")[0])  # noqa: S608
-
-
-FRESH_S = 0.1  # a connection that has committed so lately is taken to be alive; one that is not dooms one block
 
 
 class MySQLResource(DatabaseResource[MySQLSession]):

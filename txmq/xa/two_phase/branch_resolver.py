@@ -32,8 +32,6 @@ Invariants:
     * a branch that looks lost is looked at again a round later, and a token is drawn, before it is reported;
     * a round ends with a forced write, so that its rollbacks, and unanswered ones of owners, do not come back;
     * a marker leaves only when ``complete`` of its branch is durable: answered, or not in the broker's list any more.
-
-The values that a round of ``BranchResolver`` works on. No I/O.
 """
 
 from __future__ import annotations
@@ -78,6 +76,15 @@ from txmq.xa.resolver_ports import (
 from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
 from txmq.xa.two_phase.resource_ports import Ended, ListedXid, Recovery, XAResource
 from txmq.xid import Xid, branch_xid
+
+IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
+OWNER_TURN_MS = 1000  # a living owner commits its own branches; it has had its turn when the decision is older
+DEADLINE_PASSED_MS = 1000
+KILLED_PAUSE_S = 0.02  # until a killed session has let go of its branch
+KILLED_TRIES = 10
+REMEMBERED_MAX = 10_000
+Words = dict[str, str | int | bytes | None]  # of a request
+_T = TypeVar("_T")
 
 
 class Decided(NamedTuple):
@@ -128,16 +135,6 @@ def is_gone(owner_line: str) -> bool:
     """Read ``owner connected`` or ``owner gone <ms>``."""
     words = owner_line.split()
     return words[:2] == ["owner", "gone"] and len(words) == 3 and int(words[2]) >= OWNER_GONE_MS
-
-
-IN_FLIGHT_MAX = 500  # requests to the broker whose answers are not awaited yet
-OWNER_TURN_MS = 1000  # a living owner commits its own branches; it has had its turn when the decision is older
-DEADLINE_PASSED_MS = 1000
-KILLED_PAUSE_S = 0.02  # until a killed session has let go of its branch
-KILLED_TRIES = 10
-REMEMBERED_MAX = 10_000
-Words = dict[str, str | int | bytes | None]  # of a request
-_T = TypeVar("_T")
 
 
 class BranchResolver:
