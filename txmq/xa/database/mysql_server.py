@@ -47,10 +47,11 @@ def mysql_driver() -> ModuleType:
     try:
         import MySQLdb
     except ImportError as error:
-        raise ConfigError(
+        text = (
             f"MySQL and MariaDB need the driver mysqlclient ({error}): {how_to_install('mysql')} "
             "(it is built with libmariadb-dev, pkg-config and gcc)"
-        ) from error
+        )
+        raise caused(ConfigError(text), error) from error
     return MySQLdb  # type: ignore[no-any-return]
 
 
