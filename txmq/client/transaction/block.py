@@ -297,7 +297,7 @@ class Transaction:
             except IntegrityError:
                 ...  # was there already; the transaction goes on
 
-        Left normally, what it did stays; a statement that failed in it did nothing (``xa/last_resource/savepoint.py``).
+        Left normally, what it did stays; a statement that failed in it did nothing (``guarded_connection``).
         While it is open, its own thread or task sends, and what that begins with a copy of its context: another
         thread's message may belong to it or not, and is refused.
 

@@ -14,7 +14,7 @@ with the question: nothing else says, of what is over, that the resolver's user 
 the marker stays.
 
 Unknown, of a session that is there: such a broker had the session in the copy. It is made to keep that
-(``hazard_report.lost_messages``), for when the session has ended the transaction would look settled.
+(``reporter.lost_messages``), for when the session has ended the transaction would look settled.
 
 Invariants:
     * the broker lists after it was asked for the outcome: a branch that was incomplete then is listed, or complete;

@@ -123,7 +123,7 @@ class MarkerTable:
         given_name: as it was given.
         mark: how the driver writes a parameter.
         place: in the queue of the writers to an SQLite file; None for any other database.
-        has_key: the server keeps markers of another identity out (``marker_schema``).
+        has_key: the server keeps markers of another identity out (``create_tables``).
     """
 
     def __init__(self, table: str, dialect: Dialect, placeholder: str, *, is_weak: bool = False) -> None:

@@ -225,7 +225,7 @@ class MySQLResource(DatabaseResource[MySQLSession]):
     Args:
         name: as it shows in ``txmq tx list``; stored in the database at ``install``.
         connect: makes a MySQLdb connection, not in autocommit; called whenever one more is needed, by any thread.
-            The server ends one that stands still in a branch for longer than its block's timeout (``idle_sessions``).
+            The server ends one that stands still in a branch for longer than its block's timeout (``IdleLimit``).
         table: name of the marker table, and of ``<table>_identity``.
         marker: put a marker row into each branch: it proves the branch's outcome. Without, a decided branch that the
             database does not know is reported as a hazard.
