@@ -17,7 +17,7 @@ from tools.simulation.run import simulate
 from txmq.broker import core
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.shell.registry_session_loop import RegistrySessionLoop, _Read
+from txmq.broker.shell.cluster_membership import RegistrySessionLoop, _Read
 from txmq.broker.state import principals
 from txmq.broker.state.principals import Permissions, User
 from txmq.broker.verbs import registry_events

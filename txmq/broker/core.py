@@ -142,7 +142,7 @@ class Core:
         registry_events.registry_state(self.context, state)
 
     def take_registry_asks(self) -> list[Ask]:
-        """Effects: what to ask the registry (``cluster/registry_calls.py``), one after another."""
+        """Effects: what to ask the registry (``cluster/registry_asks.py``), one after another."""
         view = self.context.cluster
         return [] if view is None else view.take_asks(self._is_durable)
 

@@ -108,7 +108,7 @@ def facts(
 
       txmq cluster facts broker-1.json --data /var/lib/txmq
     """
-    from txmq.broker.shell.home_facts import read_facts
+    from txmq.broker.shell.joining import read_facts
     from txmq.config import BrokerSettings
     from txmq.runtime.os_clock import OSClock, OSRandom
     from txmq.runtime.os_disk import OSDisk

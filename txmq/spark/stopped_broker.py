@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from txmq.broker.commit.checkpoint_restore import restore
 from txmq.broker.commit.prepared_payloads import PayloadFiles
-from txmq.broker.commit.redo_records import Redo
+from txmq.broker.commit.redo import Redo, restore
 from txmq.broker.state.state import State, new_state
 from txmq.config import BrokerSettings
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError

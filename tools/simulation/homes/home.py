@@ -17,8 +17,8 @@ from tools.simulation.threads import Host, Threads
 from tools.simulation.world import Simulation, Violation
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.shell import joining
+from txmq.broker.shell.cluster_membership import RegistrySessionLoop
 from txmq.broker.shell.joining import Connected, Entered
-from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
 from txmq.errors import HomeInUseError, HomeSupersededError
 from txmq.redo import directory_identity
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry

@@ -29,7 +29,7 @@ from tools.simulation.run import Result, await_ends, heal, inhabited, played
 from tools.simulation.stream import Network
 from tools.simulation.threads import Threads
 from tools.simulation.world import SITUATIONS, Simulation, Violation
-from txmq.broker.shell.registry_session_loop import REFRESH_S
+from txmq.broker.shell.cluster_membership import REFRESH_S
 
 from . import users as users_of_homes
 from .ensemble import Ensemble

@@ -1,19 +1,28 @@
-"""What the broker asks of its registry: values, which a thread of the shell carries out one after another
-(``registry_calls``).
+"""What the broker asks of its registry: values, and how a thread of the shell carries them out, one after another.
 
-Each ask has a number, under which its answer comes back to the core (``Core.registry_answered``).
+Each ask has a number, under which its answer comes back to the core (``Core.registry_answered``). ``carry_out`` waits
+for a network: it is never called on the event loop.
+
+Invariant: every ask may be carried out again: none has effect twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Final, NamedTuple
 
-from txmq.errors import TxmqError
+from txmq.broker.state.principals import decode_access
+from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, TxmqError, UnknownTopicError
 from txmq.model import TopicConfig
 from txmq.registry.access import Access, Changes
-from txmq.registry.cluster_metadata import HomeEntry, TopicMap
-from txmq.registry.topics import Topic
+from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic, Registry, TopicMap, check_name_is_free
+from txmq.registry.topics import Topic, altered
+from txmq.runtime.crashpoints import crash_point
+
+TRIES_MAX: Final = 5
 
 
 class CreateTopic(NamedTuple):
@@ -123,3 +132,148 @@ class Answer(NamedTuple):
 
 
 Result = Answer | TxmqError
+
+
+def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:
+    """Do what ``home`` asks.
+
+    Raises:
+        RegistryError: the registry refused it, or does not answer.
+        DeletionPendingError: the topic's name is not free yet.
+        BrokerError: the topic exists, or does not; a setting is wrong; the homes have no room for the partitions.
+    """
+    if isinstance(ask, DrawQueryEpoch):
+        return Answer(value=registry.draw_query_epoch(ask.above))
+    if isinstance(ask, FindAnchor):
+        return Answer(value=registry.anchor(ask.kind, ask.name, home))
+    if isinstance(ask, ReleaseAnchor):
+        registry.release_anchor(ask.kind, ask.name, home)
+        return Answer()
+    if isinstance(ask, DropTopic):
+        registry.drop_topic(ask.topic_id, home)
+        return Answer()
+    if isinstance(ask, ChangeAccess):
+        return _change_access(registry, home, ask)
+    return _with_topics(registry, home, ask)
+
+
+def _change_access(registry: Registry, home: int, ask: ChangeAccess) -> Answer:
+    try:
+        changed = registry.change_access(home, ask.version, ask.changes)
+    except RegistryConflictError:
+        return Answer(value=0, access=readable(registry.access()))
+    if ask.changes:
+        crash_point("registry.users_changed")
+    return Answer(value=1, access=readable(changed))
+
+
+def readable(access: Access) -> Access:
+    """What was read, once it is known that the core can take it over.
+
+    Raises:
+        RegistryError: it cannot: a newer txmq, or a hand, has written it.
+    """
+    decode_access(access)
+    return access
+
+
+def _with_topics(
+    registry: Registry, home: int, ask: CreateTopic | AlterTopic | DeleteTopic | RetireHome | Refresh
+) -> Answer:
+    topic_id = 0
+    if isinstance(ask, CreateTopic):
+        topic_id = _create(registry, home, ask)
+    elif isinstance(ask, AlterTopic):
+        topic_id = _alter(registry, home, ask)
+    elif isinstance(ask, DeleteTopic):
+        registry.delete_topic(ask.topic)
+        topic_id = ask.topic.topic_id
+    elif isinstance(ask, RetireHome):
+        registry.retire_home(ask.home, ask.reason)
+    access = readable(registry.access()) if isinstance(ask, Refresh) else None
+    return Answer(registry.topics(), registry.homes(), topic_id, access)
+
+
+def _create(registry: Registry, home: int, ask: CreateTopic) -> int:
+    topic_map = registry.topics()
+    if any(placed.topic.config.name == ask.config.name for placed in topic_map.topics):
+        raise TopicExistsError(f"topic {ask.config.name!r} exists")
+    check_name_is_free(ask.config.name, topic_map.deleted)  # before an id is drawn
+    topic = Topic(registry.reserve_topic_ids(1, ask.above)[0], ask.config)
+    crash_point("registry.topic_id_drawn")
+
+    def attempt() -> None:
+        room = Room(registry.topics().topics, registry.homes(), home)
+        registry.create_topic(topic, room.spread((), ask.config.partitions, ask.partitions_max))
+
+    _until_no_conflict(attempt)
+    return topic.topic_id
+
+
+def _alter(registry: Registry, home: int, ask: AlterTopic) -> int:
+    def attempt() -> None:
+        topic_map = registry.topics()
+        stored = _stored(topic_map, ask.topic)
+        config = altered(stored.topic.config, ask.settings)
+        added, homes = config.partitions - len(stored.homes), stored.homes
+        if added:
+            homes += Room(topic_map.topics, registry.homes(), home).spread(homes, added, ask.partitions_max)
+        registry.alter_topic(PlacedTopic(dataclasses.replace(stored.topic, config=config), homes, stored.version))
+
+    _until_no_conflict(attempt)
+    return ask.topic.topic_id
+
+
+def _until_no_conflict(attempt: Callable[[], None]) -> None:
+    """Try again while others change topics first."""
+    for tries_left in reversed(range(TRIES_MAX)):
+        try:
+            attempt()
+        except RegistryConflictError:
+            if not tries_left:
+                raise
+        else:
+            return
+
+
+def _stored(topic_map: TopicMap, topic: Topic) -> PlacedTopic:
+    for placed in topic_map.topics:
+        if placed.topic.topic_id == topic.topic_id:
+            return placed
+    raise UnknownTopicError(f"no topic {topic.config.name!r} with id {topic.topic_id}")
+
+
+class Room:
+    """The homes that take new partitions, and how many they have.
+
+    Args:
+        homes: those that are led take some, and ``own``, whose leader asks.
+    """
+
+    def __init__(self, topics: Iterable[PlacedTopic], homes: Sequence[HomeEntry], own: int) -> None:
+        self._loads = Counter(home for placed in topics for home in placed.homes)
+        self._homes = {own, *(home.home for home in homes if home.address is not None)}
+
+    def spread(self, existing: Sequence[int], count: int, partitions_max: int) -> tuple[int, ...]:
+        """Homes for ``count`` more partitions: each to the one with the fewest of this topic, then of all, then by id.
+
+        Args:
+            existing: the homes of the topic's partitions.
+
+        Raises:
+            OverloadedError: no home would have ``partitions_max`` or less.
+        """
+        own = Counter(existing)
+        ranking = [(own[home], self._loads[home], home) for home in self._homes if self._loads[home] < partitions_max]
+        heapify(ranking)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            if not ranking:
+                raise OverloadedError(f"partitions_max {partitions_max} would be passed in every home that is led")
+            of_topic, load, home = ranking[0]
+            chosen.append(home)
+            if load + 1 < partitions_max:
+                heapreplace(ranking, (of_topic + 1, load + 1, home))
+            else:
+                heappop(ranking)
+        return tuple(chosen)

@@ -33,12 +33,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from txmq.broker.commit.checkpoint_restore import restore
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.prepared_payloads import PayloadFiles
-from txmq.broker.commit.redo_records import Redo
-from txmq.broker.commit.redo_segments import RedoSegments
-from txmq.broker.commit.removals import Removals
+from txmq.broker.commit.redo import Redo, RedoSegments, restore
+from txmq.broker.commit.retention import Removals
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.state import State, new_state

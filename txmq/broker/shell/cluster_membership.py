@@ -1,30 +1,267 @@
-"""A broker process as a member of a cluster: its ensemble, and the thread that speaks with it.
+"""A broker process as a member of a cluster: its ensemble, and the loop, in a thread, that speaks with its registry.
 
-kazoo is imported here, by ``_connect``: a broker that is alone does without.
+Theory of operation. The event loop never waits for the registry: ``RegistrySessionLoop`` does, in a thread of its own.
+It enters the cluster (``joining``) and hands the core what it found. From then on it carries out the core's asks in
+their order, and reads users, map and homes again when a listener was called, when the session is connected again, and
+every ``REFRESH_S``. Each time it also announces the leader: with the session in which it was announced gone, that makes
+the node anew; else it changes nothing. So no lost event costs more than ``REFRESH_S``.
+
+kazoo is imported here, by ``ClusterMembership``: a broker that is alone does without.
+
+Invariants:
+    * the core is called through ``post`` only, which hands calls to the core's thread in their order;
+    * a broker whose session is lost goes on: no other process can lead its home. One that is superseded stops;
+    * every ask is answered, in their order, but for a topic that waits until its name is free. None is carried out in a
+      registry that is not this cluster's;
+    * kazoo says that a session is lost only when it is connected again: the time from SUSPENDED on is measured here.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Final, TypeVar
 
 from txmq.addresses import parse_ensemble, without_secret
+from txmq.broker.cluster.cluster_view import RegistryState
+from txmq.broker.cluster.registry_asks import Ask, Result, carry_out, readable
 from txmq.broker.commit.data_directory import Recovered
+from txmq.broker.core import Core
 from txmq.broker.shell import joining
-from txmq.broker.shell.joining import Connected, Entered
-from txmq.broker.shell.registry_session_loop import IN_USE_SESSIONS, RegistrySessionLoop
+from txmq.broker.shell.joining import Connected, Entered, JoiningHome, enter, until_answered
 from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
+from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
 from txmq.redo.directory_identity import LOCK_PATH
-from txmq.registry.cluster_metadata import Registry
+from txmq.registry.access import Access
+from txmq.registry.cluster_metadata import HomeEntry, Leadership, Registry, Standing, TopicMap
+from txmq.registry.zookeeper.session import SessionState
+from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.os_disk import OSDisk
 from txmq.runtime.ports import Clock, Random
+from txmq.runtime.threads import Lock, Signal
 
 log = get_logger()
+REFRESH_S: Final = 30.0
+DELETION_WAIT_S: Final = 2.0  # a topic that is created waits so long until the deleted one of its name is dropped
+DELETION_POLL_S: Final = 0.02
+AWAY_S: Final = 5.0  # without a connection for so long, asks are answered at once
+IN_USE_SESSIONS: Final = 3  # session timeouts for which the process before this one is waited for
+
+_T = TypeVar("_T")
+Post = Callable[[Callable[[], None]], None]
 CALL_TIMEOUT_MS: Final = 5000
 STOP_TIMEOUT_S: Final = 3.0  # for the end of the session, which lets others see at once that the broker is gone
+
+
+class _StoppedError(Exception):
+    pass
+
+
+class _Read(enum.Enum):
+    """What is read again when it changed; in the order of ``enter``'s listeners."""
+
+    TOPICS = "topics"
+    HOMES = "homes"
+    ACCESS = "access"
+
+
+class RegistrySessionLoop:
+    """See the module's docstring. ``run`` in a thread of its own; the other methods from any.
+
+    Args:
+        who: what the home brings.
+        connect: opens the registry; called again while it raises RegistryAwayError.
+        core: called through ``post``.
+        led: called through ``post`` when this process leads the home: the journal's epoch rises, the core serves.
+        refused: called through ``post`` with the reason if the broker has to stop, because the registry refuses it.
+        session_timeout_s: as it was asked for.
+    """
+
+    def __init__(
+        self, who: JoiningHome, connect: Callable[[], Connected], core: Core, post: Post,
+        led: Callable[[Entered], None], refused: Callable[[Exception], None], clock: Clock, session_timeout_s: float,
+    ) -> None:  # fmt: skip
+        self._who, self._connect, self._core, self._post = who, connect, core, post
+        self._led, self._refused = led, refused
+        self._clock, self._session_timeout_s = clock, session_timeout_s
+        self._lock, self._signal = Lock(), Signal()
+        self._asks: list[Ask] = []
+        self._later: dict[int, tuple[Ask, float]] = {}  # by number: asks that wait for a free name, and until when
+        self._is_stopping = self._is_stale = False
+        self._listens = dict.fromkeys(_Read, False)  # what was read last is what the registry has
+        self._state, self._state_at = SessionState.CONNECTED, 0.0
+        self._reported: RegistryState | None = None
+        self._refresh_at = -inf
+        self._trouble = ""
+        self._refusal: RegistryError | None = None  # why what the registry has cannot be this cluster's
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        """Have the registry asked."""
+        with self._lock:
+            self._asks.extend(asks)
+        self._signal.set()
+
+    def stop(self) -> None:
+        """Have ``run`` end: soon, at the latest when a call that is under way has ended."""
+        self._is_stopping = True
+        self._signal.set()
+
+    def run(self) -> None:
+        """Enter the cluster, then serve the core until ``stop``, or until the registry refuses this broker."""
+        connected: Connected | None = None
+        try:
+            connected = self._until_answered(self._connect)
+            connected.session.listen(self._heard)
+            entered = self._until_answered(partial(self._enter, connected.registry))
+            self._post(partial(self._led, entered))
+            crash_point("registry.entered")
+            self._serve(connected.registry, entered.leadership)
+        except _StoppedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - a defect: a broker that nobody hears must not go on
+            self._post(partial(self._refused, error))
+        finally:
+            if connected is not None:
+                connected.registry.close()
+
+    def _until_answered(self, step: Callable[[], _T]) -> _T:
+        return until_answered(step, self._clock, self._pause, IN_USE_SESSIONS * self._session_timeout_s)
+
+    def _pause(self, seconds: float) -> None:
+        end = self._clock.monotonic() + seconds
+        while not self._is_stopping and (left := end - self._clock.monotonic()) > 0:
+            self._signal.wait(left)
+        if self._is_stopping:
+            raise _StoppedError
+
+    def _enter(self, registry: Registry) -> Entered:
+        self._listens = dict.fromkeys(_Read, True)
+        return enter(registry, self._who, *(partial(self._changed, what) for what in _Read))
+
+    # --- told by other threads: no call may wait here ----------------------------------------------------------------
+
+    def _changed(self, what: _Read) -> None:
+        self._listens[what] = False
+        self._look_again()
+
+    def _heard(self, state: SessionState) -> None:
+        if state is not self._state:
+            self._state, self._state_at = state, self._clock.monotonic()
+            self._tell_state()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._is_stale = True
+        self._signal.set()
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _serve(self, registry: Registry, leadership: Leadership) -> None:
+        while not self._is_stopping:
+            with self._lock:
+                asks, self._asks = [*(ask for ask, _until in self._later.values()), *self._asks], []
+            if (self._is_stale and self._is_connected) or self._clock.monotonic() >= self._refresh_at:
+                self._refresh(registry, leadership)
+            for ask in asks:
+                result = self._carried_out(ask, registry)
+                if not self._waits(ask, result):
+                    self._post(partial(self._core.registry_answered, ask.number, result))
+            self._tell_state()
+            if not (self._is_stale and self._is_connected):
+                self._signal.wait(self._idle_s())
+
+    def _waits(self, ask: Ask, result: Result) -> bool:
+        """Whether to try it again: other homes drop a deleted topic within milliseconds, if they have brokers."""
+        if isinstance(result, DeletionPendingError):
+            now = self._clock.monotonic()
+            self._is_stale |= ask.number not in self._later  # it may be this home that has not heard of the deletion
+            _ask, until = self._later.setdefault(ask.number, (ask, now + DELETION_WAIT_S))
+            if now < until:
+                return True
+        self._later.pop(ask.number, None)
+        return False
+
+    def _carried_out(self, ask: Ask, registry: Registry) -> Result:
+        if self._away_s() > AWAY_S:
+            return RegistryAwayError("ZooKeeper does not answer: nothing was asked; repeat when it is back")
+        if self._refusal is not None:
+            return self._refusal
+        try:
+            answer = carry_out(registry, self._who.candidate.home, ask)
+        except TxmqError as error:
+            return error
+        crash_point("registry.carried_out")
+        return answer
+
+    def _refresh(self, registry: Registry, leadership: Leadership) -> None:
+        self._is_stale = False
+        try:
+            registry.join(self._who.cluster, Standing.MEMBER)  # an ensemble may have lost its data, or got another's
+            registry.announce(leadership)
+            topics, homes, access = self._read(registry)
+        except HomeSupersededError:
+            raise
+        except RegistryError as error:
+            self._failed(error)
+            return
+        self._trouble, self._refusal = "", None
+        self._refresh_at = self._clock.monotonic() + REFRESH_S
+        self._post(partial(self._core.registry_changed, topics, homes, access))
+        self._tell(RegistryState.CONNECTED)
+
+    def _read(self, registry: Registry) -> tuple[TopicMap, list[HomeEntry], Access]:
+        """Users first: a removed user must not be served longer than it takes to read that. Then map and homes."""
+        access = readable(registry.access(self._listener(_Read.ACCESS)))
+        topics = registry.topics(self._listener(_Read.TOPICS))
+        return topics, registry.homes(self._listener(_Read.HOMES)), access
+
+    def _listener(self, what: _Read) -> Callable[[], None] | None:
+        """The listener to pass to a read; None if the last one was not called yet: it is still there."""
+        is_there, self._listens[what] = self._listens[what], True
+        return None if is_there else partial(self._changed, what)
+
+    def _failed(self, error: RegistryError) -> None:
+        """The broker goes on with what it knows: nobody else can lead its home."""
+        self._refresh_at = self._clock.monotonic() + (AWAY_S if error.retriable else REFRESH_S)
+        self._refusal = None if error.retriable else error
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.warning("the broker goes on with what it knows of the registry", reason=str(error))
+
+    # --- the session -------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_connected(self) -> bool:
+        return self._state is SessionState.CONNECTED
+
+    def _away_s(self) -> float:
+        return 0.0 if self._is_connected else self._clock.monotonic() - self._state_at
+
+    def _tell_state(self) -> None:
+        if self._is_connected:
+            return  # it is told when the leader is announced
+        is_expired = self._state is SessionState.LOST or self._away_s() >= self._session_timeout_s
+        self._tell(RegistryState.EXPIRED if is_expired else RegistryState.SUSPENDED)
+
+    def _tell(self, state: RegistryState) -> None:
+        if state is not self._reported:
+            self._reported = state
+            log.info("session with the registry", state=state.value)
+            self._post(partial(self._core.registry_state, state))
+
+    def _idle_s(self) -> float:
+        """How long there is nothing to do unasked."""
+        waits = [self._refresh_at - self._clock.monotonic()]
+        if self._reported is RegistryState.SUSPENDED:
+            waits.append(self._session_timeout_s - self._away_s())
+        if self._later:
+            waits.append(DELETION_POLL_S)
+        return min(waits)
 
 
 class ClusterMembership:

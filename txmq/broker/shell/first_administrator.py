@@ -2,7 +2,7 @@
 
 Theory of operation. ``txmq broker init --admin`` writes the file: a name and the SCRAM keys of a password, not the
 password. A broker that has no users journals the user before it listens; with a registry it gives the user to the
-cluster before it serves (``bringing_users``), if that has none. Once there are users nobody looks at the file any more,
+cluster before it serves (``joining``), if that has none. Once there are users nobody looks at the file any more,
 which may be deleted.
 
 Invariants:

@@ -5,21 +5,38 @@ The order, each step safe to repeat, so that a process which dies between two of
 1. a directory without an identity joins first (``take_cluster``) and is made under the cluster's id;
 2. its journal gets a forced record with the incarnation of this start (``open_store``);
 3. ``enter``: join, draw the home's epoch, publish the topics of the journal (the first broker of a cluster) and the
-   queries; publish or take users (``bringing_users``), before anybody is served;
-4. the core journals the epoch and serves; then the leader is announced (``registry_session_loop``).
+   queries; publish or take users (``take_users``), before anybody is served;
+4. the core journals the epoch and serves; then the leader is announced (``cluster_membership``).
+
+*Users.* The registry has the truth, and each home reads it before it serves. A broker that was alone and has users
+publishes them, if the cluster has none; one that found none makes its first administrator, if it was given one. Both
+end the cluster's anonymity and nothing brings it back.
+
+*A cluster that lost its registry* is rebuilt from what the journals of stopped homes know of it (``read_facts``): the
+directory is recovered as for a start, and let go of again. The journal gets the record of a start that no registry
+answered, as a broker's does that waits for one in vain.
+
+Invariants:
+    * a home serves as the registry says at a moment after its start: a user who was removed meanwhile is unknown;
+    * users are neither written nor read where others could do so (``config.why_no_users``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from txmq.broker.commit.data_directory import Recovered
-from txmq.broker.shell.bringing_users import UsersOfHome, take_users, users_of
-from txmq.config import BrokerSettings
+from txmq.broker.cluster.registry_asks import readable
+from txmq.broker.commit.data_directory import Recovered, open_store
+from txmq.broker.shell import first_administrator
+from txmq.broker.state.principals import Principals, Secrets, records_of
+from txmq.broker.state.state import State
+from txmq.broker.verbs.access.access_changes import SECRET_BITS
+from txmq.broker.verbs.partition_handover import GRANT
+from txmq.config import BrokerSettings, why_no_users
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError
 from txmq.redo import directory_identity
-from txmq.registry.access import Access, has_users
+from txmq.registry.access import SECRET, Access, Record, has_users, user_key
 from txmq.registry.cluster_metadata import (
     Brought,
     Candidate,
@@ -30,6 +47,7 @@ from txmq.registry.cluster_metadata import (
     Standing,
     TopicMap,
 )
+from txmq.registry.rebuild_from_journals import Facts
 from txmq.registry.topics import Topic
 from txmq.registry.zookeeper.session import Session
 from txmq.runtime.crashpoints import crash_point
@@ -199,3 +217,108 @@ def until_answered(step: Callable[[], _T], clock: Clock, pause: Pause, in_use_s:
                 told_at = now
                 log.warning("waits for the registry", reason=str(error))
         pause(RETRY_S)
+
+
+class UsersOfHome(NamedTuple):
+    """What a home has and was given.
+
+    Attributes:
+        access: of its journal, as the registry would have it; version 0: they were never the registry's.
+        first: the first administrator's records, of the file that the settings name; None: they name none.
+        why_none: why users would not be safe in the registry; empty: they are.
+    """
+
+    access: Access
+    first: Callable[[], Mapping[str, Record]] | None = None
+    why_none: str = ""
+
+    @property
+    def is_bringing(self) -> bool:
+        """Whether they must be published: they are of a broker that was alone."""
+        return self.access.version == 0 and bool(self.access.records)
+
+
+def users_of(principals: Principals, settings: BrokerSettings, random: Random) -> UsersOfHome:
+    """What a recovered home has and was given."""
+
+    def drawn() -> str:
+        return f"{random.bits(SECRET_BITS):064x}"
+
+    records = records_of(principals)
+    if principals.users:
+        secrets = Secrets(principals.secret, principals.between_brokers or drawn())
+        records[SECRET] = secrets._asdict()
+    path = settings.first_administrator
+
+    def first() -> Mapping[str, Record]:
+        name, record = first_administrator.read(path)
+        log.info("first administrator", user=name)
+        return {user_key(name): record, SECRET: Secrets(drawn(), drawn())._asdict()}
+
+    return UsersOfHome(Access(principals.registry_version, records), first if path else None, why_no_users(settings))
+
+
+def take_users(registry: Registry, home: int, own: UsersOfHome, listener: Listener) -> Access:
+    """What the cluster has after what the home brings was published. Each step may be repeated.
+
+    Raises:
+        RegistryConflictError: another home came first, or has yet to publish; try again.
+        RegistryError: users would not be safe there; or the registry is older than the journal.
+        ConfigError: the file of the first administrator is not there, not whole, or not its owner's alone.
+    """
+    if own.is_bringing:
+        if has_users(own.access.records):
+            _refuse_unsafe(own)
+        registry.publish_access(home, own.access.records)
+        crash_point("registry.users_published")
+    access = registry.access(listener)
+    if not has_users(access.records) and own.first is not None:
+        _refuse_unsafe(own)
+        access = registry.change_access(home, access.version, own.first())
+        crash_point("registry.first_user_made")
+    if has_users(access.records):
+        _refuse_unsafe(own)
+    if access.version < own.access.version:
+        raise RegistryError(
+            f"users in ZooKeeper have version {access.version}, and this home's journal {own.access.version}: the "
+            "ensemble lost changes, and a user who was removed may be back there. Bring it up to date: txmq cluster "
+            "rebuild"
+        )
+    return readable(access)
+
+
+def _refuse_unsafe(own: UsersOfHome) -> None:
+    if own.why_none:
+        raise RegistryError(own.why_none)
+
+
+def read_facts(disk: Disk, clock: Clock, random: Random, settings: BrokerSettings) -> Facts:
+    """The facts of a data directory that no broker runs on. Raises as ``open_store``.
+
+    Raises:
+        RegistryError: the directory is no member of a cluster.
+    """
+    node = directory_identity.load(disk)
+    if node is None:
+        raise RegistryError("the directory has no identity: it is none of a broker")
+    recovered = open_store(disk, clock, random, settings, incarnation=draw_incarnation(random))
+    try:
+        return _facts(node, recovered.state)
+    finally:
+        recovered.store.close()
+
+
+def _facts(node: directory_identity.Node, state: State) -> Facts:
+    registration, principals = state.registration, state.principals
+    if not registration.epoch:
+        raise RegistryError("the directory was never a member of a cluster: start its broker with --registry")
+    records = records_of(principals)
+    if principals.secret:
+        records[SECRET] = Secrets(principals.secret, principals.between_brokers)._asdict()
+    grants = {group: state.saved.generation(group, GRANT) for group in state.saved.named}
+    return Facts(
+        node.cluster_id, node.node_id, state.epoch, tuple(int(known, 16) for known in registration.incarnations),
+        tuple(state.placed.values()), state.topics.next_id - 1, tuple(state.queries.named), state.queries.last_epoch,
+        {group: grant for group, grant in grants.items() if grant}, registration.retired,
+        Access(principals.registry_version, records),
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.data_directory import Store
@@ -33,14 +33,12 @@ from txmq.broker.commit.retention import DIFFERS_MS, RetentionClock, retire
 from txmq.broker.commit.steps import LOOP, Step, StepThread
 from txmq.broker.context import Read
 from txmq.broker.core import Core
-from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.interbroker_links import InterbrokerLinks
 from txmq.broker.shell.loop_stalls import NOTICED_S, LoopStalls
 from txmq.broker.shell.reads import Reads
-from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
-from txmq.broker.shell.throttle import Throttle
+from txmq.broker.shell.throttle import Admission, Throttle
 from txmq.broker.shell.tls_transport import BrokerTls, TlsTransport
 from txmq.broker.state.deadlines import TICK_MS
 from txmq.broker.verbs.access.audit_log import WARNINGS
@@ -51,6 +49,9 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 from txmq.runtime.processor_waits import ProcessorWaits
 from txmq.runtime.steady_clock import SteadyClock
+
+if TYPE_CHECKING:
+    from txmq.broker.shell.cluster_membership import RegistrySessionLoop
 
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop

@@ -1,7 +1,12 @@
-"""Quotas at work: users above their rate wait, and nobody else does. No I/O, the time is handed in.
+"""Limits at work: connections over their number are refused, users above their rate wait, and nobody else does. No I/O.
 
-Theory of operation. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``TokenBucket``. A request
-takes from those of its user and of its topics, and waits while one of them is closed:
+The time is handed in.
+
+Theory of operation. ``Admission`` says how many connections there may be, how many of one address, and how often they
+may come. What one address is: ``addresses.network_of``.
+
+``Throttle`` holds quotas. Each ``bytes_per_s`` and ``requests_per_s`` of a user or a topic is a ``TokenBucket``. A
+request takes from those of its user and of its topics, and waits while one of them is closed:
 
     ======================  =============================================  ================
     request                 waits                                          takes
@@ -25,20 +30,25 @@ Connections that wait are in a queue. In each ``turned`` all are asked in that o
 what there is, and goes to the end if it wants more.
 
 Invariants:
+    * over any time t, at most rate x (t + burst) is taken from a bucket, and whatever was taken last;
     * a later one takes nothing from a bucket that others wait for;
     * a quota that changes counts from the next ``look`` on, for those that wait as well;
     * a user who may not write to a topic, or read it, has no effect on its buckets;
-    * where nothing is limited nothing is counted: ``is_on`` is False.
+    * where nothing is limited nothing is counted: ``is_on`` is False;
+    * an address without a connection is not counted: there are as many counts as connections at most;
+    * at most ``BUCKETS_MAX`` addresses are known by how often they come; the one that was new first is forgotten first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from txmq.broker.shell.token_bucket import TokenBucket
+from txmq.addresses import network_of
 from txmq.broker.state.principals import Permissions, Principals
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, WRITE
+from txmq.config import BrokerSettings
 from txmq.errors import BadRequestError, OverloadedError
 from txmq.protocol.branches import split_branches
 from txmq.protocol.requests import Request, Violation
@@ -52,6 +62,38 @@ READ_S: Final = 0.1  # a read under a quota takes no more than is paid for in th
 READ_SIZE_BYTES_MIN: Final = 4096
 _BEGIN: Final = frozenset({b"commit", b"prepare"})
 _WITH_PARTS: Final = frozenset({b"commit", b"prepare", b"decide"})
+CONNECTS_BURST_S: Final = 10.0  # a host whose programs all come back at once
+BUCKETS_MAX: Final = 10_000
+
+
+class TokenBucket:
+    """See the module's docstring.
+
+    Args:
+        rate: what flows in, a second.
+        burst_s: so many seconds' worth may be taken at once.
+
+    Attributes:
+        waiting: how many wait for it to open; the owner counts them.
+    """
+
+    __slots__ = ("_burst_s", "_paid_s", "rate", "waiting")
+
+    def __init__(self, rate: int, burst_s: float) -> None:
+        self.rate, self._burst_s, self._paid_s = rate, burst_s, 0.0
+        self.waiting = 0
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether anything may be taken."""
+        return self._paid_s - now_s <= self._burst_s
+
+    def is_full(self, now_s: float) -> bool:
+        """Whether everything that was taken is paid for: it is as a new one."""
+        return self._paid_s <= now_s
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Take so much, open or not; below 0: give it back."""
+        self._paid_s = max(self._paid_s, now_s) + amount / self.rate
 
 
 class Waiter(Protocol):
@@ -283,3 +325,65 @@ def _parts_of(request: Request) -> list[tuple[bytes, int]]:
         return [(topic, len(batch)) for topic, _, batch, _, _ in split_parts(memoryview(body or b"")[start:])]
     except BadRequestError:
         return []
+
+
+class Admission:
+    """See the module's docstring.
+
+    Attributes:
+        refused: connections that were closed at once.
+    """
+
+    __slots__ = ("_buckets", "_open", "_open_max", "_per_address", "_per_address_max", "_per_s_max", "refused")
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._open_max, self._per_address_max = settings.connections_max, settings.connections_per_address_max
+        self._per_s_max = settings.connects_per_address_per_s_max
+        self._buckets: dict[str, TokenBucket] = {}
+        self._open = self.refused = 0
+        self._per_address: Counter[str] = Counter()
+
+    def enter(self, address: str, now_s: float) -> str | None:
+        """A connection has come, and counts until ``leave``; why it must be closed, if it must.
+
+        Args:
+            address: HOST:PORT of its other end; empty if that is not known.
+            now_s: monotonic.
+        """
+        self._open += 1
+        limit = self._per_address_max
+        of_address = 0
+        if limit is not None:
+            place = network_of(address)
+            of_address = self._per_address[place] = self._per_address[place] + 1
+        if self._open > self._open_max:
+            refusal = f"connections_max {self._open_max} is reached"
+        elif limit is not None and of_address > limit:
+            refusal = f"connections_per_address_max {limit} is reached by {place}: close some of its connections"
+        elif self._per_s_max is not None and not self._comes_in_time(network_of(address), self._per_s_max, now_s):
+            told = f"connects_per_address_per_s_max {self._per_s_max} is exceeded by {network_of(address)}"
+            refusal = f"{told}: keep connections open, and come again later"
+        else:
+            return None
+        self.refused += 1
+        return refusal
+
+    def leave(self, address: str) -> None:
+        """A connection has gone, whether it was let in or not."""
+        self._open -= 1
+        if self._per_address_max is not None:
+            place = network_of(address)
+            self._per_address[place] -= 1
+            if not self._per_address[place]:
+                del self._per_address[place]
+
+    def _comes_in_time(self, place: str, rate: int, now_s: float) -> bool:
+        bucket = self._buckets.get(place)
+        if bucket is None:
+            if len(self._buckets) >= BUCKETS_MAX:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[place] = TokenBucket(rate, CONNECTS_BURST_S)
+        if not bucket.is_open(now_s):
+            return False
+        bucket.take(1, now_s)
+        return True

@@ -12,7 +12,7 @@ from tools.images.node import Client, Node
 from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
 from tools.simulated.file import Kind
-from txmq.broker.commit.removals import Removals
+from txmq.broker.commit.retention import Removals
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.log.batch import TIMESTAMP_MS_MAX
 from txmq.log.file_cache import FileCache

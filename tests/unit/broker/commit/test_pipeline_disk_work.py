@@ -10,9 +10,8 @@ from tools.images.node import Client, Node
 from tools.images.requests import batch
 from tools.simulated.file import Kind
 from txmq.broker.commit import pipeline
-from txmq.broker.commit.pipeline import APPLY_RETRY_S, JOURNAL_RETRY_S, UNAPPLIED_GROUPS_MAX
+from txmq.broker.commit.pipeline import APPLY_RETRY_S, CHECK_S, JOURNAL_RETRY_S, RETRY_S, UNAPPLIED_GROUPS_MAX
 from txmq.broker.commit.steps import Append, Apply, Checkpoint, Prepare, Remove, Step, StepThread
-from txmq.broker.commit.upkeep import CHECK_S, RETRY_S
 
 from ..support import checkpoint_under_way, node, prepare, put, restarted, values
 

@@ -7,7 +7,7 @@ import pytest
 from tools.images.check import comparable
 from tools.images.node import Node
 from tools.images.requests import batch, part
-from txmq.broker.commit import redo_segments
+from txmq.broker.commit import redo
 from txmq.log.verify import verify_log
 
 from ..support import node, put, restarted, values
@@ -28,9 +28,9 @@ def _written_in_turn() -> Node:
     return made
 
 
-@pytest.mark.parametrize("gathered_max", [redo_segments.GATHERED_BYTES_MAX, 500])
+@pytest.mark.parametrize("gathered_max", [redo.GATHERED_BYTES_MAX, 500])
 def test_redo_syncs_no_segment_twice(gathered_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redo_segments, "GATHERED_BYTES_MAX", gathered_max)
+    monkeypatch.setattr(redo, "GATHERED_BYTES_MAX", gathered_max)
     made = _written_in_turn()
     image = made.kill()
     before = image.counts["sync"]

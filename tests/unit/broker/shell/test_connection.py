@@ -14,10 +14,9 @@ import pytest
 
 from tools.simulated.clock import SimClock
 from txmq.broker.core import REQUESTS_A_TURN, Core
-from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES, Connection
-from txmq.broker.shell.throttle import Throttle
+from txmq.broker.shell.throttle import Admission, Throttle
 from txmq.broker.state.deadlines import TICK_MS
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget

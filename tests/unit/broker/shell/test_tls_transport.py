@@ -14,8 +14,8 @@ import pytest
 
 from txmq.addresses import TlsFiles
 from txmq.broker.core import REQUESTS_A_TURN
-from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
+from txmq.broker.shell.throttle import Admission
 from txmq.broker.shell.tls_transport import HANDSHAKE_SIZE_BYTES_MAX, TlsTransport
 from txmq.config import BrokerSettings
 from txmq.protocol.certificates import end_point

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tools.simulated.clock import SimClock
-from txmq.broker.shell.admission import Admission
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import RECEIVE_SIZE_BYTES
-from txmq.broker.shell.throttle import Throttle
+from txmq.broker.shell.throttle import Admission, Throttle
 from txmq.broker.shell.tls_transport import TlsTransport
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import ByteBudget

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from tools.images.node import encoded
 from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
-from txmq.broker.commit.checkpoint_restore import restore
 from txmq.broker.commit.prepared_payloads import PayloadFiles
+from txmq.broker.commit.redo import restore
 from txmq.broker.state.frozen_state import PIECE_SIZE
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import Limits, State

@@ -19,7 +19,7 @@ from tools.images.node import Client, Node, small_settings
 from tools.images.requests import UUID, batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
-from txmq.broker.commit.redo_records import Redo
+from txmq.broker.commit.redo import Redo
 from txmq.errors import StorageError
 from txmq.log.history import NO_LIFE
 from txmq.redo import entries

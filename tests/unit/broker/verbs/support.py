@@ -12,8 +12,7 @@ from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.cluster_view import ClusterView
-from txmq.broker.cluster.registry_asks import Ask
-from txmq.broker.cluster.registry_calls import carry_out
+from txmq.broker.cluster.registry_asks import Ask, carry_out
 from txmq.errors import TxmqError
 from txmq.redo import entries, inspect
 from txmq.registry.cluster_metadata import Candidate, Leadership, Registry, Standing, TopicMap

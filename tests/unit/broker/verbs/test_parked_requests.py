@@ -7,8 +7,7 @@ import pytest
 from tools.images.requests import UUID, batch, part
 from tools.simulated.zookeeper import SimSession
 from txmq.broker.cluster.cluster_view import ASKS_MAX, RegistryState
-from txmq.broker.cluster.registry_asks import Refresh
-from txmq.broker.cluster.registry_calls import carry_out
+from txmq.broker.cluster.registry_asks import Refresh, carry_out
 from txmq.broker.verbs import parked_requests
 from txmq.errors import RegistryAwayError
 from txmq.protocol.transaction_parts import NO_KEYS, encode_part

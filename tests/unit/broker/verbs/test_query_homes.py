@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.broker.cluster.cluster_view import ASKS_MAX
-from txmq.broker.cluster.registry_asks import Ask, FindAnchor, ReleaseAnchor
-from txmq.broker.cluster.registry_calls import carry_out
+from txmq.broker.cluster.registry_asks import Ask, FindAnchor, ReleaseAnchor, carry_out
 from txmq.errors import RegistryAwayError
 
 from ..support import node

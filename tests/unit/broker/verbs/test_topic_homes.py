@@ -9,8 +9,17 @@ import pytest
 from tools.images.requests import batch
 from txmq.broker.cluster import cluster_view
 from txmq.broker.cluster.cluster_view import ASKS_MAX
-from txmq.broker.cluster.registry_asks import Answer, Ask, CreateTopic, DropTopic, FindAnchor, ReleaseAnchor
-from txmq.broker.cluster.registry_calls import TRIES_MAX, Room, carry_out
+from txmq.broker.cluster.registry_asks import (
+    TRIES_MAX,
+    Answer,
+    Ask,
+    CreateTopic,
+    DropTopic,
+    FindAnchor,
+    ReleaseAnchor,
+    Room,
+    carry_out,
+)
 from txmq.broker.state.principals import of_nobody
 from txmq.broker.verbs.anchors import find_anchor
 from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError

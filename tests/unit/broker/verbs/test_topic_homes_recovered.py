@@ -8,8 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tools.simulated.zookeeper import SimSession, SimZooKeeper
-from txmq.broker.cluster.registry_asks import DropTopic
-from txmq.broker.cluster.registry_calls import carry_out
+from txmq.broker.cluster.registry_asks import DropTopic, carry_out
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import SessionState
 

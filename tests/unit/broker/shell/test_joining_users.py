@@ -13,9 +13,8 @@ from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.commit.data_directory import open_store
-from txmq.broker.shell.bringing_users import take_users, users_of
 from txmq.broker.shell.first_administrator import content_of
-from txmq.broker.shell.joining import Entered, draw_incarnation, enter, member, take_cluster
+from txmq.broker.shell.joining import Entered, draw_incarnation, enter, member, take_cluster, take_users, users_of
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, RegistryConflictError, RegistryError
 from txmq.protocol.scram import keys_of

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from txmq.broker.shell.token_bucket import TokenBucket
+from txmq.broker.shell.throttle import TokenBucket
 
 BURST_S = 0.5
 

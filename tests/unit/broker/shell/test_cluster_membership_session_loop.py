@@ -14,10 +14,9 @@ from tools.simulated.stand_in import AnyClass
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.cluster.registry_asks import Answer, CreateTopic, Refresh, Result
-from txmq.broker.shell import registry_session_loop
-from txmq.broker.shell.bringing_users import UsersOfHome
-from txmq.broker.shell.joining import Connected, Entered, JoiningHome
-from txmq.broker.shell.registry_session_loop import RegistrySessionLoop
+from txmq.broker.shell import cluster_membership
+from txmq.broker.shell.cluster_membership import RegistrySessionLoop
+from txmq.broker.shell.joining import Connected, Entered, JoiningHome, UsersOfHome
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.model import TopicConfig
 from txmq.registry.access import NO_ACCESS, Access
@@ -137,7 +136,7 @@ def test_a_topic_waits_until_its_name_is_free(there: WorkerFixture) -> None:
 
 
 def test_a_name_that_does_not_get_free_is_refused(there: WorkerFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_session_loop, "DELETION_WAIT_S", 0.0)
+    monkeypatch.setattr(cluster_membership, "DELETION_WAIT_S", 0.0)
     there.session_loop.ask([CreateTopic(1, TopicConfig("t"), 0, 100)])
     there.until(partial(there.has_answers, 1))
     other = there.other()

@@ -1,8 +1,18 @@
-"""Redo: journal records folded into the state, and what they placed written once more.
+"""Redo: a checkpoint's content becomes the state again, and the journal's records after it are folded into that.
 
-The state is moved by the methods that moved it live (``state``), so what a restart rebuilds is what the broker had.
+Theory of operation. ``restore`` makes a state of a checkpoint and its payloads. From there ``Redo`` moves it by the
+methods that moved it live (``state``), so what a restart rebuilds is what the broker had; and what records placed is
+written into the segment files once more.
 
-Invariant: bytes are rewritten whatever a file holds already; nothing is skipped because it matches.
+``RedoSegments`` opens each segment once, however many there are and in whatever order records name them. As long as the
+descriptor cache takes more files without closing a written one, bytes go straight to their file: the page cache is the
+best place for them. Beyond that, each record would open a file and sync another one to close it. So bytes for further
+segments are gathered, and written segment by segment when enough are there, or when redo is over.
+
+Invariants:
+    * bytes are rewritten whatever a file holds already; nothing is skipped because it matches;
+    * the bytes of a segment are written in the order in which they came;
+    * at most ``GATHERED_BYTES_MAX`` and one run are gathered.
 """
 
 from __future__ import annotations
@@ -10,23 +20,141 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
+from txmq.broker.commit.prepared_payloads import PayloadFiles
 from txmq.broker.state import principals
 from txmq.broker.state.decisions import Name
+from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
+from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.state import Places, State
-from txmq.broker.state.transaction import PreparedPart, Transaction
+from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.errors import StorageError
 from txmq.log import batch as batches
+from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.redo import entries
 from txmq.runtime.ports import Buffer
 
+GATHERED_BYTES_MAX: Final = 64 << 20  # as much as there is journal between two checkpoints, by default
 Write = Callable[
     [Partition, int, int, bytes | bytearray | memoryview], None
 ]  # (partition, segment base, position, bytes)
 _BATCH = struct.Struct(">8xi5xI22xqhii")  # length, crc, producer id, epoch, sequence, count of a batch header
+
+
+def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn: int) -> None:
+    """The reverse of ``State.snapshot``, into an empty state.
+
+    Args:
+        lsn: the checkpoint's.
+
+    Raises:
+        CorruptRecordError: the payload of a transaction is missing or damaged.
+    """
+    state.life = snapshot["life"]
+    _restore_topics(state, snapshot)
+    for fields in snapshot["sessions"]:
+        state.put_session(BrokerSession.restore(*fields))
+    state.issued_sessions.restore(snapshot["issued_sessions"])
+    state.next_session, state.next_order = snapshot["next_session"], snapshot["next_order"]
+    state.epoch = snapshot["epoch"]
+    for fields in snapshot["transactions"]:
+        transaction = Transaction.restore(lsn, *fields)
+        state.transactions[transaction.name] = transaction
+        if transaction.state is TransactionState.OPEN:
+            state.streams[transaction.name] = transaction
+    for transaction, payload in payloads.read(state.transactions.values()):
+        _attach(state, transaction, payload)
+    state.decisions.restore(snapshot["decisions"], state.partition)
+    state.branch_parts.restore(snapshot.get("branch_parts", ()), state.decisions.barriers)
+    state.saved.restore(snapshot["groups"])
+    state.saved.generation_floor = snapshot.get("generation_floor", 0)
+    state.queries.restore(snapshot.get("queries") or Queries().snapshot())
+    state.registration.restore(snapshot.get("registration"))
+    state.fencing_tokens.restore(snapshot.get("fencing_tokens", ()))
+    state.outbox_chains.restore(snapshot.get("outbox_chains", ()))
+    state.principals.restore(snapshot.get("principals"))
+    _derive(state)
+
+
+def _restore_topics(state: State, snapshot: dict[str, Any]) -> None:
+    for fields in snapshot["topics"]:
+        state.redo_topic(fields)
+    state.topics.next_id = snapshot["next_topic_id"]
+    for topic_id, number, frozen, producers in snapshot["partitions"]:
+        partition = state.partitions_of[topic_id][number]
+        partition.restore(frozen)
+        for producer, *sequences in producers:
+            state.sequences.keep(producer, partition, Sequences.restore(*sequences))
+
+
+def _attach(state: State, transaction: Transaction, entry: entries.Payload) -> None:
+    part = PreparedPart(entry.topic_id, entry.partition, bytearray(entry.batch), entry.count, entry.max_timestamp_ms)
+    transaction.attach(part)
+    state.payload_bytes += len(part.batch)
+
+
+def _derive(state: State) -> None:
+    """What follows from the rest, and is not in a checkpoint."""
+    for session in state.sessions.values():
+        state.sequences.take(session.number, session.user)
+    for transaction in state.transactions.values():
+        state.share(transaction.session, transaction.state is TransactionState.OPEN, transaction.size_bytes)
+    in_doubt = [t for t in state.transactions.values() if t.state is not TransactionState.OPEN]
+    for transaction in sorted(in_doubt, key=lambda t: t.order):
+        state.list_in_doubt(transaction)
+    for decided in state.decisions.incomplete.values():
+        state.owe(decided.name[0], 1)
+        decided.is_placed = decided.name not in state.transactions
+        if decided.is_placed and not decided.barrier.is_ended:
+            state.saved.hold(decided.name, decided.meta.get("offsets", ()), state.partition)
+    for part in state.branch_parts.held.values():
+        state.saved.hold(part.name, part.offsets, state.partition)
+    state.decisions.barriers.restored()
+
+
+class RedoSegments:
+    """See the module's docstring. ``finish`` must be called at the end."""
+
+    def __init__(self, files: FileCache) -> None:
+        self._files = files
+        self._gathered: dict[str, list[tuple[int, Buffer]]] = {}
+        self._bytes = 0
+
+    def write(self, path: str, position: int, data: Buffer) -> None:
+        """Write, now or later; ``data`` must not change until then."""
+        gathered = self._gathered.get(path)
+        if gathered is None:
+            if self._files.is_open(path) or self._files.takes(1):
+                self._files.write(path, position, data)
+                return
+            gathered = self._gathered[path] = []
+        gathered.append((position, data))
+        self._bytes += len(data)
+        if self._bytes >= GATHERED_BYTES_MAX:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write what is gathered."""
+        for path, pieces in self._gathered.items():
+            for position, data in _joined(pieces):
+                self._files.write(path, position, data)
+        self._gathered, self._bytes = {}, 0
+
+
+def _joined(pieces: list[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
+    """Those that follow each other in the file in one."""
+    found: list[tuple[int, list[Buffer]]] = []
+    end = -1
+    for position, data in pieces:
+        if position == end:
+            found[-1][1].append(data)
+        else:
+            found.append((position, [data]))
+        end = position + len(data)
+    return [(position, b"".join(buffers)) for position, buffers in found]
 
 
 class Redo:

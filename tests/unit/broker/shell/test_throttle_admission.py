@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from txmq.broker.shell import admission as admission_module
-from txmq.broker.shell.admission import Admission
+from txmq.broker.shell import throttle as admission_module
+from txmq.broker.shell.throttle import Admission
 from txmq.config import BrokerSettings
 
 
