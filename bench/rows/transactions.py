@@ -9,7 +9,7 @@ from functools import partial
 
 from bench.model import Bound, Measure, Row, Surroundings
 from bench.rows.client import PARTITIONS, TOPIC
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.transaction_bodies import encode_branch
 from txmq.testing.bench import loads
 from txmq.testing.bench.limits import SYNC, SYNCED_ECHO, cpu_seconds
 from txmq.testing.bench.model import LATENCY_UNITS, Target

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import LocalProtocolError
-from txmq.protocol.commands import request
+from txmq.protocol.requests import request
 from txmq.runtime.build import is_compiled
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from txmq.broker.state.principals import Permissions, User
 from txmq.broker.verbs import registry_events
 from txmq.broker.verbs.access import access_changes, auth, authorizer
 from txmq.errors import OverloadedError
-from txmq.registry.access import Access
+from txmq.registry.cluster_metadata import Access
 from txmq.runtime.tls import TlsStream
 
 SEEDS = (7, 8, 2, 4, 6, *range(9, 20))  # those that find most of it come first

@@ -17,8 +17,7 @@ from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import ConfigError, CorruptRecordError, DataLossError, DirectoryInUseError, StorageError
 from txmq.log import batch, records
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_parts import encode_part
+from txmq.protocol.transaction_bodies import encode_branch, encode_part
 from txmq.redo.record_format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE
 from txmq.runtime.os_disk import OSDisk
 from txmq.spark import segment_files as path_source

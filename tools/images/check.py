@@ -31,7 +31,7 @@ from txmq.broker.state.transaction import FROZEN_FILE, TransactionState
 from txmq.log.history import NO_LIFE
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
-from txmq.protocol.transaction_parts import parse_result_lines
+from txmq.protocol.transaction_bodies import parse_result_lines
 from txmq.xid import TxId
 
 from .node import SMALL, Answer, Client, Node, small_settings

@@ -28,7 +28,7 @@ from txmq.errors import StorageError
 from txmq.log import records
 from txmq.log.partition import Partition
 from txmq.model import Message
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader, encode_all
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.redo import checkpoint
@@ -97,7 +97,7 @@ class Client:
         if not opaque:
             self._next += 1
             opaque = b"q%d" % self._next
-        buffers = commands.request(
+        buffers = requests.request(
             verb, *arguments, extensions=extensions, body=None if body is None else [body], opaque=opaque
         )
         self.send_bytes(b"".join(buffers))

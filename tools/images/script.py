@@ -17,8 +17,8 @@ from tools.simulated.clock import START_MS
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.model import TopicPartition
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_bodies import encode_branch
 
 from .node import Node
 

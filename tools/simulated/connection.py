@@ -15,7 +15,7 @@ from tools.simulated.faults import Reply
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ConnectionLostError, RequestTimeoutError
 from txmq.model import Outcome
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.answers import broker_error
 from txmq.runtime.ports import Buffer
 from txmq.xid import TxId
@@ -173,7 +173,7 @@ class SimulatedConnection:
         if timeout < 0:
             raise ValueError(f"timeout {timeout}")
         opaque = self._next_opaque()
-        line, *_ = commands.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque)
+        line, *_ = requests.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque)
         txid = (extensions or {}).get("tx") or (arguments[0] if arguments else "")
         return self._submit(Sent(verb, str(txid), bytes(line).decode(), b"".join(body or ())), opaque, timeout)
 
@@ -182,7 +182,7 @@ class SimulatedConnection:
     ) -> Reply:
         """See ``BrokerControl``."""
         opaque = self._next_opaque()
-        line = commands.transaction_line(head, fields, None if body is None else sum(map(len, body)), opaque)
+        line = requests.transaction_line(head, fields, None if body is None else sum(map(len, body)), opaque)
         verb, txid = head.split(" ")[:2]
         timeout = max(deadline - self._home.clock.monotonic(), 0.0)
         return self._submit(Sent(verb, txid, line.decode(), b"".join(body or ())), opaque, timeout)

@@ -20,7 +20,7 @@ from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Checkpoint, Part, Step
 from txmq.config import BrokerSettings
 from txmq.errors import JournalFailedError, JournalFullError, StorageError
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.answers import encode_all
 from txmq.runtime import crashpoints
 from txmq.runtime.crashpoints import SimulatedCrash
@@ -63,7 +63,7 @@ class Link(NodeClient):
         """By certificate, before whatever follows."""
         if self.server_end is None:
             self.client.certificates = frozenset({f"CN={user}"})
-        self.write(b"".join(commands.request("auth", "external", body=[b""], opaque=LOGIN)))
+        self.write(b"".join(requests.request("auth", "external", body=[b""], opaque=LOGIN)))
 
     def write(self, data: bytes) -> None:
         """From the client."""

@@ -14,7 +14,7 @@ from txmq.errors import DeliveryUnknownError
 from txmq.log import records
 from txmq.log.batch import checksum
 from txmq.model import TopicPartition
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader, broker_error
 from txmq.xa.last_resource.coordinator import (
     LastResourceCoordinator,
@@ -127,7 +127,7 @@ class Process:
         opaque = b"q%d" % self._opaques
         if self.link is not None and not self.link.is_lost:
             self.world.trace(self.name, verb, *arguments, opaque.decode())
-            content = commands.request(verb, *arguments, extensions=extensions,
+            content = requests.request(verb, *arguments, extensions=extensions,
                                        body=None if body is None else [body], opaque=opaque)  # fmt: skip
             self.link.write(b"".join(content))
         return opaque

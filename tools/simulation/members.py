@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from txmq.broker.state.group_offsets import Saved
 from txmq.log import records
 from txmq.model import TopicPartition
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
 
 from .client import Client, Reply, Steps
 from .history import Shared, Transaction

@@ -10,7 +10,7 @@ from tools.images.node import Node
 from txmq.broker.state.transaction import TransactionState
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
-from txmq.protocol.transaction_parts import parse_result_lines
+from txmq.protocol.transaction_bodies import parse_result_lines
 
 from .client import RETAINED
 from .consumers import OWN, Dealt, check_dealt

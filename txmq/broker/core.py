@@ -56,8 +56,7 @@ from txmq.errors import (
 )
 from txmq.log.partition import Partition
 from txmq.protocol.requests import Request, Violation
-from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.cluster_metadata import HomeEntry, Leadership, TopicMap
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, HomeEntry, Leadership, TopicMap
 from txmq.runtime.ports import Random
 
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes

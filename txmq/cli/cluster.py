@@ -152,8 +152,7 @@ def rebuild(
     from txmq.addresses import parse_ensemble
     from txmq.client.bootstrap import open_session
     from txmq.registry.cluster_metadata import parse_home
-    from txmq.registry.rebuild_from_journals import Facts, rebuilt
-    from txmq.registry.zookeeper.rebuilding import Rebuilding
+    from txmq.registry.zookeeper.rebuild_from_journals import Facts, Rebuilding, rebuilt
     from txmq.runtime.private_files import read_private
 
     if lost and not reason.strip():

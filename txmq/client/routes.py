@@ -36,8 +36,8 @@ from txmq.errors import (
     TxmqError,
     UnavailableError,
 )
-from txmq.protocol.commands import Word
 from txmq.protocol.json_text import Fields, json_object
+from txmq.protocol.requests import Word
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Attempt, Exclusive, Lock, watch_forks
 

@@ -8,6 +8,12 @@ A login is four messages: client first, server first, client final, server final
 with keys made of it and of a secret of the broker (``mock_keys``): so its salt stays the same, the work is the same,
 and only the end of the login fails, as with a wrong password.
 
+*Brokers of one cluster* know each other by such a login, whose password they derive and nobody types: an HMAC of the
+cluster's secret and both homes (``peer_password``). So the asking broker proves that it is of the cluster, and the
+asked one that it is, too, and the home that was meant: an address in the registry proves nothing. Relaying the
+conversation to another home gives no login there, nor, over TLS, with another certificate. A broker's name begins with
+a dot: no user has such a name.
+
 Invariants:
     * a login fails with one error, whatever was wrong: ``UnauthenticatedError``, without a word of the messages;
     * no error that leaves here has one of ``scramp`` as its cause or context: those hold frames with the password.
@@ -18,6 +24,7 @@ from __future__ import annotations
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from txmq.errors import BadRequestError, ConfigError, UnauthenticatedError
@@ -31,6 +38,8 @@ _MECHANISM: Final = "SCRAM-SHA-256"
 _BINDING: Final = "tls-server-end-point"
 _T = TypeVar("_T")
 REFUSED: Final = "user or password is wrong"
+_PREFIX: Final = ".home-"
+_HOMES_KEPT: Final = 1000
 
 
 class ScramKeys(NamedTuple):
@@ -248,3 +257,35 @@ def _name(binding: bytes | None) -> str:
 
 def _channel(binding: bytes | None) -> tuple[str, bytes] | None:
     return None if binding is None else (_BINDING, binding)
+
+
+def peer_name(home: int) -> str:
+    """The name under which the broker that leads a home logs in at other homes."""
+    return f"{_PREFIX}{home:016x}"
+
+
+def is_peer(name: str) -> bool:
+    """Whether the name is a broker's."""
+    return name.startswith(_PREFIX)
+
+
+def home_of(name: str) -> int | None:
+    """The home of such a name; None: it is a user's, or nobody's."""
+    digits = name.removeprefix(_PREFIX)
+    try:
+        home = int(digits, 16)
+    except ValueError:
+        return None
+    return home if peer_name(home) == name else None
+
+
+def peer_password(secret: str, asking: int, asked: int) -> str:
+    """What the broker of one home proves to that of another one."""
+    return hmac.digest(secret.encode(), f"{asking:016x} asks {asked:016x}".encode(), "sha256").hex()
+
+
+@lru_cache(maxsize=_HOMES_KEPT)
+def peer_keys(secret: str, asking: int, asked: int) -> ScramKeys:
+    """The keys of that password. Kept: they cost the loop two milliseconds."""
+    salt = hmac.digest(secret.encode(), f"salt {asking:016x} {asked:016x}".encode(), "sha256")[:SALT_SIZE]
+    return keys_of(peer_password(secret, asking, asked), salt)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecordError, StorageError, TxmqError
-from txmq.redo import checkpoint, directory_identity, entries, tail_rewrite
+from txmq.redo import checkpoint, directory_identity, entries, recovery
 from txmq.redo.journal_files import list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
@@ -204,9 +204,9 @@ _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
 def verify(disk: Disk) -> Verdict:
     """Check identity, checkpoints and every record and entry of the journal; changes nothing."""
     findings = [*_check_identity(disk), *_check_checkpoints(disk)]
-    if disk.exists(tail_rewrite.PATH):
+    if disk.exists(recovery.TAIL_PATH):
         findings.append(
-            Finding(tail_rewrite.PATH, 0, "a recovery was cut off; the next one finishes it", is_damage=False)
+            Finding(recovery.TAIL_PATH, 0, "a recovery was cut off; the next one finishes it", is_damage=False)
         )
     records, end_lsn = 0, 0
     try:

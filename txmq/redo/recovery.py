@@ -25,9 +25,15 @@ A file header of a newer version is R7. R7, R8 and R9 of headers are found where
 crash makes R9: header and size are forced before a file gets its name.
 
 Then, in this order: a cut zeroes everything from the cut to the end of the file, forced; the records no mark vouches
-for are written once more, forced (``redo.tail_rewrite``); the directory is forced, so that the newest file's name is as
+for are written once more, forced (``rewrite_tail``); the directory is forced, so that the newest file's name is as
 durable as what it will hold. Only then are the records handed over, which reads them a second time (a tenth of what
 redoing them costs): what is made of them in partition files must not outlive them.
+
+*Rewriting the tail.* The cache may show the records after the last mark, and the disk may lack them: after a failed
+sync Linux calls the lost pages clean; a reader sees them until they are evicted. Recovery drops the cache, but that is
+a request, so what no mark vouches for is written once more and forced. Writing over good records in place would risk
+them in a crash at that moment; so a copy is forced first (``journal/tail``), and a recovery that finds one finishes
+it.
 
 Invariants:
 
@@ -35,27 +41,48 @@ Invariants:
 * every step may be repeated: a crash at any point of recovery, or of the recovery after it, changes nothing of what is
   recovered;
 * a record is forced before it is handed to ``on_record``, and none is where recovery refuses;
+* while bytes in place are being overwritten, a forced copy of them exists; with a full disk there is no room for the
+  copy, and the bytes are rewritten without one;
+* finishing twice writes the same bytes: a journal never changes what it has written, and a copy whose file is gone is
+  dropped;
+* a damaged copy is dropped: it was forced before it got its name, so the bytes in place were not yet touched, or the
+  disk damaged the copy and recovery judges what is in place;
 * memory is bounded by one window (8 MiB) or one record.
 
 Damage to records that were forced but that no mark on disk vouches for (the last group, for the 50 ms until the idle
 mark) is taken for a torn tail; it cannot be told apart.
+
+Layout of ``journal/tail``, little endian: magic "txmqtail", version u32 (1), CRC32C of the content u32, node id u64,
+base LSN of the file u64, position in it u64, length u64, CRC32C of the 48 bytes before u32; content from byte 52 on.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
+
+from crc32c import crc32c
 
 from txmq.errors import CorruptRecordError, StorageError
 from txmq.model import Lsn
-from txmq.redo import tail_rewrite
 from txmq.redo.journal import Found, Head, Journal
-from txmq.redo.journal_files import FILE_SIZE_BYTES, JournalFiles, Settings, list_bases
+from txmq.redo.journal_files import FILE_SIZE_BYTES, JournalFiles, Settings, is_disk_full, list_bases
 from txmq.redo.record_format import DIRECTORY, FILE_HEADER_SIZE, FileHeader, file_path, payload_size_max
 from txmq.redo.scan import At, Behind, Cursor, OnRecord, look, look_behind, open_file, read_records
 from txmq.runtime.ports import Disk, File
 
 _ZERO_PIECE_BYTES: Final = 1 << 20
+TAIL_PATH: Final = f"{DIRECTORY}/tail"
+_TAIL_TEMPORARY: Final = f"{DIRECTORY}/tail.tmp"
+_TAIL_HEADER: Final = struct.Struct("<8sIIQQQQ")
+_TAIL_CRC: Final = struct.Struct("<I")
+_TAIL_CONTENT: Final = _TAIL_HEADER.size + _TAIL_CRC.size
+_TAIL_MAGIC: Final = b"txmqtail"
+_TAIL_VERSION: Final = 1
+_TAIL_PIECE_BYTES: Final = 1 << 20
 
 
 class Next(enum.Enum):
@@ -194,7 +221,7 @@ def recover(
         DirectoryInUseError: the files belong to another node (R8).
         StorageError: a newer version wrote them (R7).
     """
-    tail_rewrite.finish(disk, node_id)
+    finish_tail(disk, node_id)
     cursor = Cursor(from_lsn, from_chain, durable_lsn=from_lsn)
     walk = Walk(disk, cursor, node_id=node_id, writable=True)
     try:
@@ -213,7 +240,7 @@ def _repaired(disk: Disk, walk: Walk, rule: Rule, epoch: int, settings: Settings
     if cut_lsn is not None:
         _zero(file, cut_lsn - header.base_lsn, header.file_size_bytes)
     start_lsn = max(cursor.durable_lsn, header.base_lsn + FILE_HEADER_SIZE)
-    tail_rewrite.rewrite(disk, file, header, start_lsn - header.base_lsn, cursor.lsn - header.base_lsn)
+    rewrite_tail(disk, file, header, start_lsn - header.base_lsn, cursor.lsn - header.base_lsn)
     files = JournalFiles(disk, header.node_id, settings)
     disk.sync_directory(DIRECTORY)
     head = Head(header.base_lsn, header.file_size_bytes, cursor.lsn, cursor.chain)
@@ -355,3 +382,100 @@ class Walk:
             evidence = f" (the one at byte {behind.position})" if observation.mark is Mark.FORCED else ""
             found = observation.at.value
             raise CorruptRecordError(path, position, f"{rule.label}: lsn {lsn}: {found}; {rule.text}{evidence}")
+
+
+class _TailHeader(NamedTuple):
+    magic: bytes
+    version: int
+    content_crc: int
+    node_id: int
+    base_lsn: int
+    position: int
+    length: int
+
+
+def rewrite_tail(disk: Disk, file: File, header: FileHeader, start: int, end: int) -> None:
+    """Write ``[start, end)`` of an open journal file once more. Durability: forced when this returns."""
+    if start >= end:
+        return
+    try:
+        _make_copy(disk, file, header, start, end)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        _drop(disk, _TAIL_TEMPORARY)
+        for position, piece in _pieces(file, start, end - start):
+            file.pwrite(piece, position)
+        file.fdatasync()
+        return
+    finish_tail(disk, header.node_id)
+
+
+def finish_tail(disk: Disk, node_id: int) -> None:
+    """Finish what an earlier recovery began. Durability: forced when this returns, and the copy is gone."""
+    _drop(disk, _TAIL_TEMPORARY)
+    if not disk.exists(TAIL_PATH):
+        return
+    copy = disk.open(TAIL_PATH, writable=False)
+    try:
+        header = _read_header(copy)
+        if header is not None and header.node_id == node_id and disk.exists(file_path(header.base_lsn)):
+            _copy_back(disk, copy, header)
+    finally:
+        copy.close()
+    disk.unlink(TAIL_PATH)
+    disk.sync_directory(DIRECTORY)
+
+
+def _make_copy(disk: Disk, file: File, header: FileHeader, start: int, end: int) -> None:
+    copy = disk.open(_TAIL_TEMPORARY, create=True)
+    try:
+        crc = 0
+        for position, piece in _pieces(file, start, end - start):
+            crc = crc32c(piece, crc)
+            copy.pwrite(piece, _TAIL_CONTENT + position - start)
+        fields = _TAIL_HEADER.pack(_TAIL_MAGIC, _TAIL_VERSION, crc, header.node_id, header.base_lsn, start, end - start)
+        copy.pwrite(fields + _TAIL_CRC.pack(crc32c(fields)), 0)
+        copy.fsync()
+    finally:
+        copy.close()
+    disk.rename(_TAIL_TEMPORARY, TAIL_PATH)
+    disk.sync_directory(DIRECTORY)
+
+
+def _read_header(copy: File) -> _TailHeader | None:
+    """The copy's header, if it and its content are whole."""
+    block = copy.pread(_TAIL_CONTENT, 0)
+    if len(block) < _TAIL_CONTENT or _TAIL_CRC.unpack_from(block, _TAIL_HEADER.size)[0] != crc32c(
+        block[: _TAIL_HEADER.size]
+    ):
+        return None
+    header = _TailHeader._make(_TAIL_HEADER.unpack_from(block))
+    if header.magic != _TAIL_MAGIC or header.version != _TAIL_VERSION or copy.size() != _TAIL_CONTENT + header.length:
+        return None
+    crc = 0
+    for _, piece in _pieces(copy, _TAIL_CONTENT, header.length):
+        crc = crc32c(piece, crc)
+    return header if crc == header.content_crc else None
+
+
+def _copy_back(disk: Disk, copy: File, header: _TailHeader) -> None:
+    file = disk.open(file_path(header.base_lsn))
+    try:
+        if header.position + header.length > file.size():
+            return  # the file was cut short by something else: it is judged as it is
+        for position, piece in _pieces(copy, _TAIL_CONTENT, header.length):
+            file.pwrite(piece, header.position + position - _TAIL_CONTENT)
+        file.fdatasync()
+    finally:
+        file.close()
+
+
+def _pieces(file: File, start: int, length: int) -> Iterator[tuple[int, bytes]]:
+    for position in range(start, start + length, _TAIL_PIECE_BYTES):
+        yield position, file.pread(min(_TAIL_PIECE_BYTES, start + length - position), position)
+
+
+def _drop(disk: Disk, path: str) -> None:
+    with suppress(FileNotFoundError):
+        disk.unlink(path)

@@ -1,13 +1,20 @@
 """The metadata of a cluster, and the registry as the port to it: what brokers must agree on.
 
-Two implementations exist, held to one contract (tests/unit/registry/contract.py): ``embedded`` for a broker that is
-alone, ``zookeeper.registry`` for several.
+Two implementations exist, held to one contract (tests/unit/registry/contract.py): ``zookeeper.registry``, and one in
+memory, which tests run (``tools/simulated/embedded_registry.py``).
 
 Theory of operation. A partition belongs to a *home*, which is one journal; a broker process *leads* homes. The
 registry holds the cluster's id, each home with the epoch and the address of its leader, each topic with its id,
-settings and the homes of its partitions, and users with their grants and quotas (``registry/access.py``). Consumer
-groups, offsets and sessions are not in it: each home has its own in its journal, so that what the registry holds grows
-with topics, homes and users, never with messages or clients.
+settings and the homes of its partitions, and users with their grants and quotas. Consumer groups, offsets and sessions
+are not in it: each home has its own in its journal, so that what the registry holds grows with topics, homes and users,
+never with messages or clients.
+
+Users, grants and quotas are *records* under one version (``Access``). A record is a JSON object under a key: all of one
+user (``user.shop``), the quota of one user or topic (``quota.topic.orders``), or the secrets of the cluster
+(``secret``). One record a user, and not one document of all: ZooKeeper refuses values over 1 MB, which 10,000 users
+would pass, while one user with all grants that there can be has a quarter of it. The version holds them together: each
+change raises it by 1, by compare-and-set. The registry knows what a key means, and not what a record says; the brokers
+do (``broker/state/principals.py``).
 
 Invariants:
     * what is absent from the registry deletes no messages: a home drops a topic only if ``TopicMap.deleted`` has it;
@@ -19,7 +26,10 @@ Invariants:
     * a home that is retired is never led again, and nothing waits for it;
     * of two processes that lead one home, one has the newest epoch. The other one learns of it from ``announce`` and
       stops;
-    * users are changed by compare-and-set of one version; what is absent was removed only if that version rose;
+    * users are changed by compare-and-set of one version; what is absent was removed only if that version rose. It
+      never falls, and two different sets of records never had the same one;
+    * once there is a user there is one for ever: brokers remove no last administrator. So a version without users is
+      older than any with one;
     * a call ends within a bounded number of tries. It reports an error of ``txmq.errors`` that says what to do.
 
 Calls wait for a network: the broker makes them in a thread of its own, never on its event loop.
@@ -29,17 +39,73 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from txmq.errors import DeletionPendingError, InvalidNameError, RegistryError
 from txmq.model import is_valid_name
-from txmq.registry.access import Access, Changes
 from txmq.registry.topics import Topic
+
+SECRET: Final = "secret"  # noqa: S105  the key of a record
+_USER: Final = "user."
+_QUOTA: Final = "quota."
+CHANGES_MAX: Final = 10  # records in one change
+
+Record = Mapping[str, Any]
+Changes = Mapping[str, Record | None]
+"""Records by key as they are from now on; None: there is none any more."""
 
 TOPICS_MAX: Final = 10_000
 IDS_PER_CALL_MAX: Final = 10_000
-
 Listener = Callable[[], None]
+
+
+class Access(NamedTuple):
+    """All records at one moment. Version 0: there was never one."""
+
+    version: int
+    records: Mapping[str, Record]
+
+
+NO_ACCESS: Final = Access(0, MappingProxyType({}))
+
+
+def user_key(name: str) -> str:
+    """The key of a user's record."""
+    return _USER + name
+
+
+def quota_key(kind: str, name: str) -> str:
+    """The key of a quota's record."""
+    return f"{_QUOTA}{kind}.{name}"
+
+
+def user_of(key: str) -> str | None:
+    """The user whose record has the key; None: it is no user's."""
+    return key.removeprefix(_USER) if key.startswith(_USER) else None
+
+
+def quota_of(key: str) -> tuple[str, str] | None:
+    """Kind and name of the quota whose record has the key; None: it is no quota's."""
+    if not key.startswith(_QUOTA):
+        return None
+    kind, _, name = key.removeprefix(_QUOTA).partition(".")
+    return kind, name
+
+
+def has_users(keys: Iterable[str]) -> bool:
+    """Whether one of the records is a user's."""
+    return any(key.startswith(_USER) for key in keys)
+
+
+def check_changes(changes: Changes) -> None:
+    """Refuse more than a registry makes at once.
+
+    Raises:
+        RegistryError: says how many can be.
+    """
+    if len(changes) > CHANGES_MAX:
+        raise RegistryError(f"{len(changes)} records in one change: at most {CHANGES_MAX}")
 
 
 class Standing(enum.Enum):

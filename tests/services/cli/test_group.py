@@ -11,7 +11,7 @@ import pytest
 
 import txmq
 from tests.services.consumer.consuming import take, values
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess

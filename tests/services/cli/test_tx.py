@@ -14,8 +14,7 @@ import txmq
 from txmq.client.transaction.conversation import Conversation
 from txmq.client.transaction.messages import EncodedPart, MessageBuffer
 from txmq.errors import FencedError, LocalProtocolError, TransactionConflictError, UnknownTransactionError
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_parts import encode_part
+from txmq.protocol.transaction_bodies import encode_branch, encode_part
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess
 

@@ -22,8 +22,7 @@ from txmq.client.consumer.retry.topic_store import original
 from txmq.errors import StorageError, TransactionStateError
 from txmq.log import records
 from txmq.log.batch import HEADER_SIZE, checksum
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_parts import encode_part
+from txmq.protocol.transaction_bodies import encode_branch, encode_part
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 

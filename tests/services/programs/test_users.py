@@ -19,7 +19,7 @@ from tests.services.consumer.retrying import NOW
 from txmq.client.admin.users import Users
 from txmq.client.transaction.conversation import Conversation
 from txmq.errors import TransactionConflictError, UnauthenticatedError
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.transaction_bodies import encode_branch
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerProcess

@@ -13,10 +13,8 @@ from tools.simulated.disk import SimDisk
 from txmq.broker.cluster import registry_asks
 from txmq.broker.state.principals import user_record
 from txmq.protocol.grants import ADMINISTRATOR, ALL, Grant
-from txmq.protocol.interbroker_login import peer_name, peer_password
-from txmq.protocol.scram import ScramAttempt
-from txmq.registry.access import Access
-from txmq.registry.cluster_metadata import HomeEntry, TopicMap
+from txmq.protocol.scram import ScramAttempt, peer_name, peer_password
+from txmq.registry.cluster_metadata import Access, HomeEntry, TopicMap
 
 SECRET = "b07" * 20
 _GRANTS = {

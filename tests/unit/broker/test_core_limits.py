@@ -12,7 +12,7 @@ from tools.images.requests import batch, part
 from tools.simulated.disk import SimDisk
 from txmq.errors import JournalFullError, StorageError
 from txmq.log.verify import verify_log
-from txmq.protocol.transaction_offsets import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import ROWS_MAX, GroupOffsets, OffsetRow, encode_offsets
 from txmq.redo import entries
 from txmq.redo.journal import Journal
 

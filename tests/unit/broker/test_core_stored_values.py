@@ -14,7 +14,7 @@ def test_what_is_kept_of_one_client_stops_nobody_else(seed: int) -> None:
 
 def test_value_that_stops_somebody_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The door as it was: a client's connection to its database might have any number."""
-    monkeypatch.setattr("txmq.protocol.branches._CONNECTION_END", 10**40)
+    monkeypatch.setattr("txmq.protocol.transaction_bodies._CONNECTION_END", 10**40)
     monkeypatch.setattr(kept, "KEPT", (kept._decide,))
     found = 0
     for seed in range(20):

@@ -27,9 +27,8 @@ from tools.simulated.clock import START_MS
 from txmq.broker.commit.pipeline import APPLY_RETRY_S
 from txmq.log import records
 from txmq.model import Message
-from txmq.protocol.branches import encode_branch
 from txmq.protocol.grammar import VERBS
-from txmq.protocol.half_messages import DueHalf, split_halves
+from txmq.protocol.transaction_bodies import DueHalf, encode_branch, split_halves
 
 from .group_support import pass_time
 from .support import node, restarted, stated

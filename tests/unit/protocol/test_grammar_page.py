@@ -18,7 +18,7 @@ from txmq.protocol.grammar import (
     parse_line,
     usage,
 )
-from txmq.protocol.transaction_offsets import ROWS_MAX
+from txmq.protocol.group_rows import ROWS_MAX
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text("utf-8")
 HEADINGS = re.findall(r"^#### `(.*)`$", PAGE, re.MULTILINE)

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.protocol.group_rows import PIECE_ROWS, PIECE_SIZE_BYTES, in_pieces
-from txmq.protocol.transaction_offsets import ROWS_MAX
+from txmq.protocol.group_rows import PIECE_ROWS, PIECE_SIZE_BYTES, ROWS_MAX, in_pieces
 
 LEAST_REQUEST_SIZE_BYTES = 64 << 10
 

@@ -11,7 +11,7 @@ from tools.simulated.disk import SimDisk
 from tools.simulated.disk_model import Rename, Sync, SyncDirectory, Write
 from txmq.errors import CorruptRecordError, DirectoryInUseError, JournalFailedError, StorageError
 from txmq.model import Lsn
-from txmq.redo import recovery, tail_rewrite
+from txmq.redo import recovery
 from txmq.redo.journal_files import Settings, list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
@@ -290,9 +290,9 @@ def test_tail_is_copied_synced_and_named_before_it_is_overwritten() -> None:
         if isinstance(op, Write | Sync | Rename | SyncDirectory)
     ]
     wanted = [
-        ("Write", tail_rewrite.PATH + ".tmp"),
-        ("Sync", tail_rewrite.PATH + ".tmp"),
-        ("Rename", tail_rewrite.PATH),
+        ("Write", recovery.TAIL_PATH + ".tmp"),
+        ("Sync", recovery.TAIL_PATH + ".tmp"),
+        ("Rename", recovery.TAIL_PATH),
         ("SyncDirectory", "journal"),
         ("Write", file_path(0)),
         ("Sync", file_path(0)),
@@ -300,7 +300,7 @@ def test_tail_is_copied_synced_and_named_before_it_is_overwritten() -> None:
     ]
     rest = iter(steps)
     assert all(step in rest for step in wanted), steps
-    assert not disk.exists(tail_rewrite.PATH)
+    assert not disk.exists(recovery.TAIL_PATH)
     assert disk.model.pending() == []
 
 
@@ -310,10 +310,10 @@ def test_copy_of_tail_repairs_what_crash_left_in_place() -> None:
     file = disk.open(file_path(0))
     header = unpack_file_header(whole[:FILE_HEADER_SIZE])
     assert header is not None
-    tail_rewrite._make_copy(disk, file, header, START, end)
+    recovery._make_copy(disk, file, header, START, end)
     _write(disk, START, bytes(end - START))
     assert open_journal(disk)[1] == [payload(1), payload(2)]
-    assert not disk.exists(tail_rewrite.PATH)
+    assert not disk.exists(recovery.TAIL_PATH)
 
 
 @pytest.mark.parametrize("position", range(0, 52 + 8, 3))
@@ -322,10 +322,10 @@ def test_a_damaged_copy_of_the_tail_is_dropped(position: int) -> None:
     file = disk.open(file_path(0))
     header = unpack_file_header(content(disk, file_path(0))[:FILE_HEADER_SIZE])
     assert header is not None
-    tail_rewrite._make_copy(disk, file, header, START, end)
-    disk.damage(tail_rewrite.PATH, position, bytes([content(disk, tail_rewrite.PATH)[position] ^ 4]))
+    recovery._make_copy(disk, file, header, START, end)
+    disk.damage(recovery.TAIL_PATH, position, bytes([content(disk, recovery.TAIL_PATH)[position] ^ 4]))
     assert open_journal(disk)[1] == [payload(1)]
-    assert not disk.exists(tail_rewrite.PATH)
+    assert not disk.exists(recovery.TAIL_PATH)
 
 
 def test_copy_of_another_node_or_a_gone_file_is_dropped() -> None:
@@ -333,9 +333,9 @@ def test_copy_of_another_node_or_a_gone_file_is_dropped() -> None:
     header = unpack_file_header(content(disk, file_path(0))[:FILE_HEADER_SIZE])
     assert header is not None
     for other in (header._replace(node_id=NODE + 1), header._replace(base_lsn=FILE_SIZE)):
-        tail_rewrite._make_copy(disk, disk.open(file_path(0)), other, START, end)
+        recovery._make_copy(disk, disk.open(file_path(0)), other, START, end)
         assert open_journal(disk)[1] == [payload(1)]
-        assert not disk.exists(tail_rewrite.PATH)
+        assert not disk.exists(recovery.TAIL_PATH)
 
 
 # --- leftovers -------------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from txmq.errors import (
     UnknownTopicError,
 )
 from txmq.model import Storage, TopicConfig
-from txmq.registry.access import NO_ACCESS, Access
 from txmq.registry.cluster_metadata import (
     IDS_PER_CALL_MAX,
+    NO_ACCESS,
+    Access,
     Brought,
     Candidate,
     DeletedTopic,

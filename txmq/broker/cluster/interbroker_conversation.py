@@ -2,7 +2,7 @@
 
 Theory of operation. The first request is ``hello``. Asks are sent when its answer has said that the other side leads
 that home of this cluster: an address may have become another home's. Where there are users it proves that, in a login
-by the secret that the brokers share (``protocol/interbroker_login.py``), and so does this side. An ask may be answered
+by the secret that the brokers share (``protocol/scram.py``), and so does this side. An ask may be answered
 late (``complete`` waits for databases), so silence is judged by ``ping``, which is answered at once.
 
 Invariants:
@@ -20,11 +20,10 @@ from typing import Any, Final, NamedTuple
 from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError, UnauthenticatedError
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader
-from txmq.protocol.interbroker_login import peer_name, peer_password
 from txmq.protocol.json_text import read_json
-from txmq.protocol.scram import ITERATIONS, ScramAttempt
+from txmq.protocol.scram import ITERATIONS, ScramAttempt, peer_name, peer_password
 from txmq.runtime.ports import Random
 
 ANSWER_SIZE_BYTES_MAX: Final = 16 << 10
@@ -168,7 +167,7 @@ class InterbrokerConversation:
         self, verb: str, *arguments: str | int, opaque: bytes, extensions: Mapping[str, str | None] | None = None,
         body: list[bytes] | None = None,
     ) -> None:  # fmt: skip
-        request = commands.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque)
+        request = requests.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque)
         self.output.append(b"".join(request))
 
 

@@ -17,8 +17,15 @@ from typing import Final, NamedTuple
 from txmq.broker.state.principals import decode_access
 from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, TxmqError, UnknownTopicError
 from txmq.model import TopicConfig
-from txmq.registry.access import Access, Changes
-from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic, Registry, TopicMap, check_name_is_free
+from txmq.registry.cluster_metadata import (
+    Access,
+    Changes,
+    HomeEntry,
+    PlacedTopic,
+    Registry,
+    TopicMap,
+    check_name_is_free,
+)
 from txmq.registry.topics import Topic, altered
 from txmq.runtime.crashpoints import crash_point
 

@@ -36,8 +36,7 @@ from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
 from txmq.redo.directory_identity import LOCK_PATH
-from txmq.registry.access import Access
-from txmq.registry.cluster_metadata import HomeEntry, Leadership, Registry, Standing, TopicMap
+from txmq.registry.cluster_metadata import Access, HomeEntry, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.session import SessionState
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger

@@ -20,7 +20,7 @@ from txmq.broker.context import Context
 from txmq.broker.verbs.access.users import add_first, first_record
 from txmq.errors import BrokerError, ConfigError
 from txmq.protocol.scram import ScramKeys
-from txmq.registry.access import Record
+from txmq.registry.cluster_metadata import Record
 from txmq.runtime.private_files import read_private
 
 _T = TypeVar("_T")

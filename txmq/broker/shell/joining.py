@@ -36,19 +36,23 @@ from txmq.broker.verbs.partition_handover import GRANT
 from txmq.config import BrokerSettings, why_no_users
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError
 from txmq.redo import directory_identity
-from txmq.registry.access import SECRET, Access, Record, has_users, user_key
 from txmq.registry.cluster_metadata import (
+    SECRET,
+    Access,
     Brought,
     Candidate,
     HomeEntry,
     Leadership,
     Listener,
+    Record,
     Registry,
     Standing,
     TopicMap,
+    has_users,
+    user_key,
 )
-from txmq.registry.rebuild_from_journals import Facts
 from txmq.registry.topics import Topic
+from txmq.registry.zookeeper.rebuild_from_journals import Facts
 from txmq.registry.zookeeper.session import Session
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger

@@ -50,9 +50,8 @@ from txmq.broker.state.principals import Permissions, Principals
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, WRITE
 from txmq.config import BrokerSettings
 from txmq.errors import BadRequestError, OverloadedError
-from txmq.protocol.branches import split_branches
 from txmq.protocol.requests import Request, Violation
-from txmq.protocol.transaction_parts import split_parts
+from txmq.protocol.transaction_bodies import split_branches, split_parts
 
 if TYPE_CHECKING:
     from txmq.broker.shell.connection import Connection

@@ -30,10 +30,9 @@ from typing import Any, Final, NamedTuple
 from txmq.broker.state.session import BrokerSession
 from txmq.errors import RegistryError, UnknownUserError
 from txmq.protocol.grants import ADMINISTRATOR, Allowed, Grant
-from txmq.protocol.interbroker_login import is_peer
-from txmq.protocol.scram import ScramKeys
+from txmq.protocol.scram import ScramKeys, is_peer
 from txmq.redo import entries
-from txmq.registry.access import SECRET, Access, Changes, Record, quota_key, quota_of, user_key, user_of
+from txmq.registry.cluster_metadata import SECRET, Access, Changes, Record, quota_key, quota_of, user_key, user_of
 
 NOBODY: Final = "-"
 KINDS: Final = frozenset(

@@ -36,7 +36,7 @@ from txmq.log import records
 from txmq.log.batch import check, stamp, stamp_run
 from txmq.log.partition import Partition
 from txmq.model import Storage
-from txmq.protocol import transaction_parts as wire_parts
+from txmq.protocol import transaction_bodies as wire_parts
 from txmq.redo import entries
 from txmq.redo.entries import IN_JOURNAL
 from txmq.runtime.crashpoints import crash_point
@@ -61,7 +61,7 @@ def check_parts(
     """Check the messages of a transaction. Hot (once a transaction): one loop, no call that only a refusal needs.
 
     Args:
-        stated: the parts as a request brought them (``protocol.transaction_parts.split_parts``).
+        stated: the parts as a request brought them (``protocol.transaction_bodies.split_parts``).
 
     Returns:
         The parts, and the keys of each.

@@ -22,8 +22,8 @@ from txmq.broker.verbs.access.authorizer import GROUP, READ
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
-from txmq.protocol.half_messages import DueHalf, encode_half
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_bodies import DueHalf, encode_half
 from txmq.runtime.backoff import Backoff
 
 OWNER_GONE_MS = 1000

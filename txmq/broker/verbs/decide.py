@@ -49,7 +49,7 @@ from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
 from txmq.errors import BadRequestError, FencedError, TransactionConflictError, UnknownTransactionError
 from txmq.model import TransactionKind
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_parts import split_parts
+from txmq.protocol.transaction_bodies import split_parts
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId, home_word

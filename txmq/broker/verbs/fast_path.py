@@ -30,9 +30,8 @@ from txmq.broker.verbs.transaction_checks import (
     is_over_own_bytes,
 )
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
-from txmq.protocol.branches import branches_json
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_parts import split_parts
+from txmq.protocol.transaction_bodies import branches_json, split_parts
 from txmq.redo.entries import json_body
 from txmq.xid import home_word
 

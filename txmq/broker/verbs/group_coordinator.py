@@ -50,9 +50,8 @@ from txmq.broker.verbs.partition_handover import (
 from txmq.errors import BadRequestError, BrokerError, FencedError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.log.history import LogHistory
 from txmq.model import TopicPartition, is_valid_name
-from txmq.protocol.group_rows import claimed_row, slot_row, split_rows
+from txmq.protocol.group_rows import claimed_row, offset_row, slot_row, split_rows
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_offsets import offset_row
 from txmq.registry.assignors import ASSIGNORS
 
 TIMEOUT_MS_MIN, TIMEOUT_MS_MAX, TIMEOUT_MS = 300, 600_000, 6000

@@ -49,7 +49,7 @@ from txmq.errors import BadRequestError, TransactionConflictError
 from txmq.log.batch import checksum
 from txmq.model import TransactionKind, is_valid_name, is_valid_table
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_parts import Buffer, WirePart, split_parts
+from txmq.protocol.transaction_bodies import Buffer, WirePart, split_parts
 from txmq.redo import entries
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import FORMAT_ID_MAX, TxId, home_word

@@ -34,7 +34,7 @@ from txmq.errors import BadRequestError, UnknownTransactionError
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_parts import encode_part
+from txmq.protocol.transaction_bodies import encode_part
 from txmq.xid import home_word
 
 Row = dict[str, Any]

@@ -23,8 +23,7 @@ from txmq.broker.verbs.get import refuse_polls
 from txmq.errors import BrokerError, InvariantError, RegistryAwayError, TxmqError, UnavailableError
 from txmq.log.partition import Partition
 from txmq.redo import entries
-from txmq.registry.access import Access
-from txmq.registry.cluster_metadata import HomeEntry, Leadership, PlacedTopic, TopicMap
+from txmq.registry.cluster_metadata import Access, HomeEntry, Leadership, PlacedTopic, TopicMap
 
 
 def view_of(context: Context) -> ClusterView:

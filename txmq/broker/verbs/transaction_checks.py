@@ -31,7 +31,7 @@ from txmq.errors import (
     TransactionConflictError,
     UnknownTransactionError,
 )
-from txmq.protocol.branches import split_branches
+from txmq.protocol.transaction_bodies import split_branches
 from txmq.redo import entries
 from txmq.xid import TxId
 

@@ -24,7 +24,7 @@ from txmq.broker.context import Context
 from txmq.broker.verbs.access.authorizer import GROUP, READ, require
 from txmq.broker.verbs.partition_handover import place_of, refuse_over_bytes
 from txmq.errors import TransactionConflictError
-from txmq.protocol.transaction_offsets import GroupOffsets, split_offsets
+from txmq.protocol.group_rows import GroupOffsets, split_offsets
 from txmq.redo import entries
 
 Buffer = bytes | bytearray | memoryview

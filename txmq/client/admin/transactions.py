@@ -29,7 +29,7 @@ from txmq.errors import (
 from txmq.log.records import decode
 from txmq.model import Message, Outcome
 from txmq.protocol.json_text import Fields, json_object
-from txmq.protocol.transaction_parts import PartResult, parse_outcome, parse_result_lines, split_parts
+from txmq.protocol.transaction_bodies import PartResult, parse_outcome, parse_result_lines, split_parts
 from txmq.xa.resolver_ports import recover_rows
 from txmq.xid import TxId, home_word
 

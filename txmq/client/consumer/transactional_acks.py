@@ -52,8 +52,8 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import Message, Outcome
-from txmq.protocol.transaction_offsets import OffsetRow
-from txmq.protocol.transaction_parts import parse_outcome
+from txmq.protocol.group_rows import OffsetRow
+from txmq.protocol.transaction_bodies import parse_outcome
 from txmq.runtime.threads import off_loop, start_daemon, to_end
 from txmq.xa.database.framework_connection import is_of_loop
 from txmq.xid import TxId

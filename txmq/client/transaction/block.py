@@ -46,7 +46,7 @@ from txmq.errors import (
     anew,
 )
 from txmq.model import Message, Outcome, SendResult
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
 from txmq.runtime.caller import current_process
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock

@@ -35,7 +35,7 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.model import Outcome
-from txmq.protocol.transaction_parts import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
+from txmq.protocol.transaction_bodies import PARTS_MAX, PartResult, encode_part, parse_outcome, parse_result_lines
 from txmq.runtime.ports import Buffer, Clock
 from txmq.xa.reporter import Hazard
 from txmq.xa.resolver_ports import Answer

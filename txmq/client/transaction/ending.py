@@ -20,7 +20,7 @@ from txmq.client.transaction.homes import TransactionHomes
 from txmq.client.transaction.messages import MessageBuffer
 from txmq.errors import RolledBackError, TransactionError, TransactionStateError, anew
 from txmq.model import Outcome
-from txmq.protocol.transaction_parts import PartResult
+from txmq.protocol.transaction_bodies import PartResult
 from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import Coordinator
 

@@ -49,8 +49,7 @@ from txmq.errors import (
 )
 from txmq.log.records import TAG_HEADER, Record, decode
 from txmq.model import Message, Outcome, Resolution, SendResult
-from txmq.protocol.half_messages import DueHalf, split_halves
-from txmq.protocol.transaction_parts import PartResult
+from txmq.protocol.transaction_bodies import DueHalf, PartResult, split_halves
 from txmq.runtime.caller import current_owner, current_process
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Logger, get_logger, in_words

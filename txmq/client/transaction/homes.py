@@ -53,7 +53,7 @@ from txmq.errors import (
     UnknownTransactionError,
 )
 from txmq.model import TopicPartition
-from txmq.protocol.transaction_parts import PartResult, parse_result_lines
+from txmq.protocol.transaction_bodies import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock

@@ -40,7 +40,7 @@ from txmq.errors import (
     caused,
 )
 from txmq.model import Outcome
-from txmq.protocol.transaction_parts import PartResult
+from txmq.protocol.transaction_bodies import PartResult
 from txmq.xa.two_phase.coordinator import XAEvent, XAState
 
 _COMMITTED = Ended(Outcome.COMMITTED, Outcome.COMMITTED)

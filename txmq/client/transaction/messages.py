@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from txmq.log.batch import checksum
 from txmq.log.records import Record, encode
 from txmq.model import SendResult, SendStatus
-from txmq.protocol.transaction_parts import KEYS_MAX, NO_KEYS, PartResult
+from txmq.protocol.transaction_bodies import KEYS_MAX, NO_KEYS, PartResult
 from txmq.runtime.ports import Buffer
 
 PART_SIZE_BYTES_MAX = 4 << 20

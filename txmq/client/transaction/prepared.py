@@ -21,7 +21,7 @@ from txmq.errors import (
     TransactionConflictError,
 )
 from txmq.model import Resolution
-from txmq.protocol.transaction_parts import PartResult, parse_result_lines
+from txmq.protocol.transaction_bodies import PartResult, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.xa.resolver_ports import Answer
 

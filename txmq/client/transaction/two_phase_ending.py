@@ -39,8 +39,7 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.model import Outcome, TransactionKind
-from txmq.protocol.branches import BRANCH_SIZE_BYTES_MAX, encode_branch
-from txmq.protocol.transaction_parts import parse_outcome, parse_result_lines
+from txmq.protocol.transaction_bodies import BRANCH_SIZE_BYTES_MAX, encode_branch, parse_outcome, parse_result_lines
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Buffer

@@ -66,7 +66,7 @@ from txmq.errors import (
     XAError,
 )
 from txmq.model import Resolution, SendResult, TransactionKind
-from txmq.protocol.transaction_parts import PartResult
+from txmq.protocol.transaction_bodies import PartResult
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.threads import Lock
 from txmq.state_machine import next_step

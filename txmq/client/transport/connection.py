@@ -46,9 +46,9 @@ from typing import Protocol
 from txmq.client.transport.broken_answer import BrokenAnswerError
 from txmq.client.transport.session import ClientSession
 from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader, broker_error
-from txmq.protocol.commands import Stated, Word
+from txmq.protocol.requests import Stated, Word
 from txmq.runtime.net import BUFFERS_PER_SEND_MAX, SLEEP_S_MAX
 from txmq.runtime.ports import Buffer, Clock, Stream
 from txmq.runtime.threads import Lock, Signal
@@ -196,7 +196,7 @@ class Connection:
         """
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
-        self._start(reply, opaque, commands.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque))
+        self._start(reply, opaque, requests.request(verb, *arguments, extensions=extensions, body=body, opaque=opaque))
         if self._stuck:
             self.push(deadline)
         return reply
@@ -206,14 +206,14 @@ class Connection:
     ) -> None:
         """Send a request whose answer goes to ``pending``. Raises as ``request``."""
         opaque = b"%x" % next(self._numbers)
-        self._start(pending, opaque, commands.request(verb, *arguments, extensions=extensions, opaque=opaque))
+        self._start(pending, opaque, requests.request(verb, *arguments, extensions=extensions, opaque=opaque))
 
     def transaction(self, deadline: float, head: str, fields: Stated, body: Sequence[Buffer] | None) -> Reply:
         """As ``request``, unchecked (``commands.transaction_line``)."""
         opaque = b"%x" % next(self._numbers)
         reply = Reply(self, deadline, opaque)
         length = None if body is None else sum(map(len, body))
-        line = commands.transaction_line(head, fields, length, opaque)
+        line = requests.transaction_line(head, fields, length, opaque)
         self._start(reply, opaque, (line, *(body or ())))
         if self._stuck:
             self.push(deadline)
@@ -222,7 +222,7 @@ class Connection:
     def put(self, pending: Pending, topic: bytes, partition: int, batch: bytearray, topic_id: int = 0) -> None:
         """Send one batch, for the topic of this id alone unless that is 0. Raises as ``request``."""
         opaque = b"%x" % next(self._numbers)
-        self._start(pending, opaque, (commands.put_line(topic, partition, len(batch), opaque, topic_id), batch))
+        self._start(pending, opaque, (requests.put_line(topic, partition, len(batch), opaque, topic_id), batch))
 
     def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer]) -> None:
         self._pending[opaque] = pending, self.used_at, self._reads

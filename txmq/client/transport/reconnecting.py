@@ -44,8 +44,8 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.protocol.certificates import end_point
-from txmq.protocol.commands import Stated, Word
 from txmq.protocol.json_text import Fields
+from txmq.protocol.requests import Stated, Word
 from txmq.protocol.scram import ScramAttempt
 from txmq.runtime import net
 from txmq.runtime.backoff import Backoff

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from txmq.errors import RegistryConflictError, RegistryError
-from txmq.registry.access import NO_ACCESS, Access, Changes, Record, check_changes, has_users
-from txmq.registry.cluster_metadata import Listener
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, Changes, Listener, Record, check_changes, has_users
 from txmq.registry.zookeeper import layout
 from txmq.registry.zookeeper.layout import AccessChange, AccessHead
 from txmq.registry.zookeeper.nodes import Listeners, Nodes

@@ -34,8 +34,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 from txmq.errors import RegistryError
-from txmq.registry.access import Record
-from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, parse_home
+from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, Record, parse_home
 
 FORMAT: Final = 1
 FORMAT_WITH_USERS: Final = 2

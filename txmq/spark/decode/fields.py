@@ -8,7 +8,7 @@ for all records at once; headers in lockstep again, the n-th header of every rec
 
 Fields are zigzag varints, read by the hundred thousand. One of one or two bytes (-8192 to 8191: nearly all there are)
 is looked up in a table by the 16 bits that begin at it; one table entry is value and size. Longer ones are put together
-byte by byte, for all of them at once. ``large_records.varint`` is the same for a single one, in plain Python.
+byte by byte, for all of them at once. ``log.records.varint`` is the same for a single one, in plain Python.
 
 Invariants:
     * a record that does not end where its length says, or does not fill its batch's section together with the others,
@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from txmq.log.large_records import NOWHERE, varint
+from txmq.log.records import NOWHERE, varint
 from txmq.spark.decode.chunk import Bytes, Ints, Piece
 
 _SIZE_BYTES_MAX: Final = 10

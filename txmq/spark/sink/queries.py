@@ -41,7 +41,7 @@ from txmq.errors import (
 from txmq.log.batch import checksum
 from txmq.model import Outcome, TransactionKind
 from txmq.protocol.json_text import Fields, json_object
-from txmq.protocol.transaction_parts import parse_outcome
+from txmq.protocol.transaction_bodies import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
 from txmq.xa.resolver_ports import Answer, was_settled

@@ -23,7 +23,7 @@ from txmq.errors import BadRequestError, TooLargeError
 from txmq.log import records
 from txmq.log.records import TXID_HEADER
 from txmq.model import TopicPartition
-from txmq.protocol.transaction_parts import NO_KEYS
+from txmq.protocol.transaction_bodies import NO_KEYS
 
 PARTITIONS_MAX = 1000  # in one chunk: each costs a record batch of its own
 _PIECE_ROWS_MAX = 8192  # each may have a place of its own: together fewer than a request has parts

@@ -19,8 +19,7 @@ from txmq.broker.shell.cluster_membership import RegistrySessionLoop
 from txmq.broker.shell.joining import Connected, Entered, JoiningHome, UsersOfHome
 from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError
 from txmq.model import TopicConfig
-from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.cluster_metadata import Candidate, HomeEntry, Standing, TopicMap
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, Candidate, HomeEntry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime.os_clock import OSClock
 from txmq.testing.eventually import WITHIN_S, eventually

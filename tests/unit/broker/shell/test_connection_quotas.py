@@ -7,7 +7,7 @@ import asyncio
 from tools.images.requests import batch
 from txmq.broker.core import REQUESTS_A_TURN
 from txmq.broker.verbs.access.authorizer import strangers_from_now_on
-from txmq.protocol.transaction_parts import encode_part
+from txmq.protocol.transaction_bodies import encode_part
 from txmq.redo import entries
 from txmq.xid import TxId
 

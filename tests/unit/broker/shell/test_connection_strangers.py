@@ -9,7 +9,7 @@ import pytest
 
 from txmq.broker.shell.connection import STRANGER_BYTES_MAX, Connection
 from txmq.broker.verbs.access.authorizer import strangers_from_now_on
-from txmq.protocol.interbroker_login import peer_name
+from txmq.protocol.scram import peer_name
 from txmq.redo import entries
 
 from .test_connection import Transport, connected, receive, tiny

@@ -18,7 +18,7 @@ from txmq.broker.shell.joining import Entered, draw_incarnation, enter, member, 
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, RegistryConflictError, RegistryError
 from txmq.protocol.scram import keys_of
-from txmq.registry.access import NO_ACCESS
+from txmq.registry.cluster_metadata import NO_ACCESS
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.runtime import crashpoints
 from txmq.runtime.private_files import write_private

@@ -20,7 +20,7 @@ from txmq.broker.commit.steps import StepThread
 from txmq.broker.core import Core
 from txmq.broker.shell.server import CLOSED_A_TURN, Server
 from txmq.config import BrokerSettings
-from txmq.protocol import commands
+from txmq.protocol import requests
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 from txmq.redo.checkpoint import list_lsns
 from txmq.runtime.os_clock import OSRandom
@@ -82,7 +82,7 @@ class Load:
 
     def request(self, verb: str, *words: str | int, body: bytes | None = None) -> None:
         self._requests += 1
-        buffers = commands.request(verb, *words, body=None if body is None else [body], opaque=b"q%d" % self._requests)
+        buffers = requests.request(verb, *words, body=None if body is None else [body], opaque=b"q%d" % self._requests)
         self.send(b"".join(buffers))
 
     def send(self, requests: bytes) -> None:

@@ -11,7 +11,7 @@ from txmq.broker.shell.throttle import BURST_S, READ_SIZE_BYTES_MIN, Throttle
 from txmq.broker.state.principals import Permissions, Principals, User
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 from txmq.protocol.requests import Request, Violation
-from txmq.protocol.transaction_parts import encode_part
+from txmq.protocol.transaction_bodies import encode_part
 from txmq.redo import entries
 
 TURN_S = 0.05

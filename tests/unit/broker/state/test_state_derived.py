@@ -17,8 +17,8 @@ from tools.images.node import Node
 from tools.images.requests import UUID, part
 from txmq.broker.state.state import State
 from txmq.log.history import NO_LIFE
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..support import stated
 from .test_state_recovered import (

@@ -10,13 +10,13 @@ from tools.images.homes import directory
 from tools.images.node import Client, Node, small_settings
 from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
+from tools.simulated.embedded_registry import EmbeddedRegistry
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.cluster.registry_asks import Ask, carry_out
 from txmq.errors import TxmqError
 from txmq.redo import entries, inspect
 from txmq.registry.cluster_metadata import Candidate, Leadership, Registry, Standing, TopicMap
-from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0

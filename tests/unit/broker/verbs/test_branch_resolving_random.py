@@ -16,7 +16,7 @@ from tools.images.node import Client
 from tools.images.requests import UUID, batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..support import values
 

@@ -7,7 +7,7 @@ from typing import Any
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch, part
 from txmq.broker.verbs.check_backs import PAUSE_MS
-from txmq.protocol.half_messages import DueHalf, split_halves
+from txmq.protocol.transaction_bodies import DueHalf, split_halves
 
 from ..support import node, values
 

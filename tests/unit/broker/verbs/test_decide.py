@@ -7,7 +7,7 @@ from typing import Any
 
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import UUID, batch, part
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..support import node, restarted
 

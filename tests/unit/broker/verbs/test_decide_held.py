@@ -6,7 +6,7 @@ import pytest
 
 from tools.images.homes import HomeNode
 from tools.images.requests import UUID, batch, part
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..homes_support import commit, listed, prepare_branch, two_homes
 from ..support import put, values

@@ -8,8 +8,8 @@ import pytest
 
 from txmq.broker.core import Core
 from txmq.broker.verbs import decide as decide_verbs
-from txmq.protocol.branches import encode_branch
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_bodies import encode_branch
 
 from .test_fast_path_local import batch_of, new_core, part, sent
 from .test_fast_path_prepared import UUIDS, any_body, finish, require_same, txid

@@ -17,8 +17,8 @@ from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig
 from txmq.protocol.answers import encode_all
-from txmq.protocol.branches import encode_branch
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_bodies import encode_branch
 from txmq.registry.topics import Topic
 from txmq.xid import TxId
 

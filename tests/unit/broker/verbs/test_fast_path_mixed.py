@@ -9,8 +9,8 @@ import pytest
 from txmq.broker.verbs import decide as decide_verbs
 from txmq.broker.verbs import prepare_commit
 from txmq.config import BrokerSettings
-from txmq.protocol.branches import encode_branch
 from txmq.protocol.requests import Request
+from txmq.protocol.transaction_bodies import encode_branch
 
 from .test_fast_path_local import batch_of, new_core, part, sent
 from .test_fast_path_prepared import UUIDS, finish, txid

@@ -13,8 +13,8 @@ import pytest
 from tools.images.homes import Cluster
 from tools.images.node import Answer, Client
 from tools.images.requests import UUID, batch, part
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..group_support import GROUP, Consumer
 from ..homes_support import commit, listed, live_and_redone, open_query, prepare_branch, two_homes

@@ -10,7 +10,7 @@ from txmq.broker.cluster.cluster_view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.registry_asks import Refresh, carry_out
 from txmq.broker.verbs import parked_requests
 from txmq.errors import RegistryAwayError
-from txmq.protocol.transaction_parts import NO_KEYS, encode_part
+from txmq.protocol.transaction_bodies import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 from ..support import values

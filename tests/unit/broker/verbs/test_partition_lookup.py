@@ -16,7 +16,7 @@ from txmq.broker.verbs.appending import check_parts
 from txmq.broker.verbs.registry_events import delete_topic
 from txmq.errors import ConfigError, NotOwnerError, StaleTopicError
 from txmq.model import TopicConfig
-from txmq.protocol.transaction_parts import split_parts
+from txmq.protocol.transaction_bodies import split_parts
 from txmq.redo import entries, inspect
 from txmq.registry.cluster_metadata import HomeEntry, PlacedTopic
 from txmq.registry.topics import Topic

@@ -7,7 +7,7 @@ import pytest
 from tools.images.homes import CLUSTER, HomeNode
 from tools.images.requests import UUID, batch, part
 from txmq.broker.verbs.decide import reported
-from txmq.protocol.branches import encode_branch
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..homes_support import commit, listed, live_and_redone, open_query, prepare_branch, two_homes
 from ..support import node, values

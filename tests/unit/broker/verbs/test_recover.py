@@ -15,7 +15,7 @@ from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
 from txmq.broker.verbs import recover as listing
-from txmq.protocol.half_messages import split_halves
+from txmq.protocol.transaction_bodies import split_halves
 
 from ..support import node, prepare, restarted
 from .test_decide import complete, decide

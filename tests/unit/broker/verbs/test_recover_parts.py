@@ -8,7 +8,7 @@ from tools.images.node import Client
 from tools.images.requests import batch
 from txmq.broker.verbs import recover as module
 from txmq.log.records import decode
-from txmq.protocol.transaction_parts import split_parts
+from txmq.protocol.transaction_bodies import split_parts
 
 from ..support import node, prepare, values
 

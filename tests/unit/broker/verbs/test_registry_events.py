@@ -9,11 +9,11 @@ import pytest
 
 from tests.stats_page import OF_CLUSTERS, fields
 from tools.images.requests import batch
+from tools.simulated.embedded_registry import EmbeddedRegistry
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.errors import HomeSupersededError, InvariantError
 from txmq.redo import inspect
-from txmq.registry.embedded import EmbeddedRegistry
 
 from ..support import node, put, values
 from .support import CLUSTER, A, B, Broker, alone, pair, puts, zookeeper

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tools.images.requests import batch
+from tools.simulated.embedded_registry import EmbeddedRegistry
 from txmq.broker.cluster import cluster_view
 from txmq.broker.cluster.cluster_view import ASKS_MAX
 from txmq.broker.cluster.registry_asks import (
@@ -26,7 +27,6 @@ from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, Registr
 from txmq.model import TopicConfig
 from txmq.redo import entries
 from txmq.registry.cluster_metadata import DeletedTopic, HomeEntry, PlacedTopic, TopicMap
-from txmq.registry.embedded import EmbeddedRegistry
 from txmq.registry.topics import Topic
 
 from ..support import node, values

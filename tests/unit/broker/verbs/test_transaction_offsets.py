@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import UUID, batch, part
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_offsets import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..group_support import GROUP, Consumer
 from ..support import node, restarted

@@ -15,7 +15,7 @@ from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.client.consumer.transactional_acks import PendingAcks
 from txmq.errors import StorageError
 from txmq.model import Message, Outcome
-from txmq.protocol.transaction_offsets import OffsetRow
+from txmq.protocol.group_rows import OffsetRow
 from txmq.runtime.logging import get_logger
 from txmq.testing.eventually import eventually
 from txmq.xid import TxId

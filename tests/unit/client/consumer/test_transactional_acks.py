@@ -8,7 +8,7 @@ from tests.unit.client.consumer.pending_acks_fixture import SLOT, PendingAcksFix
 from txmq.client.consumer.consumed_partition import ConsumedPartition, PendingAck, Waiting
 from txmq.errors import ConnectionLostError, FencedError, RolledBackError, TransactionStateError
 from txmq.model import Outcome
-from txmq.protocol.transaction_offsets import OffsetRow
+from txmq.protocol.group_rows import OffsetRow
 from txmq.xid import TxId
 
 ONE, OTHER = object(), object()

@@ -12,7 +12,7 @@ from tools.simulated.broker import SimulatedBroker
 from tools.simulated.cluster import SimulatedCluster
 from txmq.client.transaction.block import Transaction, TransactionAcks
 from txmq.model import Outcome
-from txmq.protocol.transaction_offsets import OffsetRow
+from txmq.protocol.group_rows import OffsetRow
 
 
 def test_each_home_saves_the_offsets_of_its_own_partitions() -> None:

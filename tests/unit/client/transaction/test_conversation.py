@@ -21,8 +21,7 @@ from txmq.errors import (
     UnknownTopicError,
     UnknownTransactionError,
 )
-from txmq.protocol.branches import encode_branch
-from txmq.protocol.transaction_parts import PartResult, parse_outcome, parse_result_lines
+from txmq.protocol.transaction_bodies import PartResult, encode_branch, parse_outcome, parse_result_lines
 
 UUID = "0123456789abcdef" * 2
 

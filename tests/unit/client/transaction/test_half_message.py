@@ -29,7 +29,7 @@ from txmq.errors import (
 )
 from txmq.log.records import TAG_HEADER
 from txmq.model import Outcome, Resolution, SendStatus
-from txmq.protocol.half_messages import DueHalf, encode_half
+from txmq.protocol.transaction_bodies import DueHalf, encode_half
 from txmq.runtime.crashpoints import SimulatedCrash
 
 COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN

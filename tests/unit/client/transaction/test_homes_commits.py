@@ -18,7 +18,7 @@ from txmq.client.transaction import homes
 from txmq.client.transaction.homes import HomePart, PendingCommits
 from txmq.client.transport.connection import Reply
 from txmq.errors import ConnectionLostError, RequestTimeoutError, TxmqError
-from txmq.protocol.transaction_parts import PartResult
+from txmq.protocol.transaction_bodies import PartResult
 from txmq.runtime import threads
 
 SLOT = ("orders", 1)

@@ -12,7 +12,7 @@ from txmq.client.transaction.messages import NOTHING_STREAMED, MessageBuffer
 from txmq.log.batch import checksum
 from txmq.log.records import Record, decode
 from txmq.model import SendStatus
-from txmq.protocol.transaction_parts import KEYS_MAX, PartResult, encode_part
+from txmq.protocol.transaction_bodies import KEYS_MAX, PartResult, encode_part
 
 TXID = "00000000000000c1-00000000000000a1-7-1"
 LARGE = 1 << 20

@@ -16,7 +16,7 @@ from txmq.client.transaction.prepared import prepare, resolve
 from txmq.errors import TransactionConflictError
 from txmq.log.records import decode
 from txmq.model import Resolution
-from txmq.protocol.half_messages import DueHalf, split_halves
+from txmq.protocol.transaction_bodies import DueHalf, split_halves
 
 _numbers = count(1)
 

@@ -23,7 +23,7 @@ from txmq.errors import ClosedError, RolledBackError, SessionFullError
 from txmq.model import Outcome, Resolution, SendStatus
 from txmq.protocol import answers
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_parts import encode_result_line
+from txmq.protocol.transaction_bodies import encode_result_line
 from txmq.xid import TxId
 
 FULL = Fault(SessionFullError("full"))

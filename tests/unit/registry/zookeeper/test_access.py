@@ -10,8 +10,7 @@ import pytest
 from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate
 from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.errors import RegistryConflictError, RegistryError
-from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.cluster_metadata import Brought, Standing
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, Brought, Standing
 from txmq.registry.zookeeper.access import NEWEST_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import Node, Operation

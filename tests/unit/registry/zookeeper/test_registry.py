@@ -12,8 +12,16 @@ from tests.unit.registry.retiring_contract import RetiringContract
 from tests.unit.registry.zookeeper.tree import values
 from tools.simulated.zookeeper import SimSession, SimZooKeeper
 from txmq.errors import RegistryAwayError, RegistryConflictError, RegistryError
-from txmq.registry.access import Access, Changes
-from txmq.registry.cluster_metadata import Brought, DeletedTopic, PlacedTopic, Registry, Standing, TopicMap
+from txmq.registry.cluster_metadata import (
+    Access,
+    Brought,
+    Changes,
+    DeletedTopic,
+    PlacedTopic,
+    Registry,
+    Standing,
+    TopicMap,
+)
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import ANY_VERSION, ConnectionLossError, Node, SessionState
 from txmq.registry.zookeeper.topics import NEWEST_MAX

@@ -17,7 +17,7 @@ from tests.unit.registry.zookeeper.tree import values
 from tools.simulated.zookeeper import SimSession, SimZooKeeper, Tree
 from txmq.errors import RegistryAwayError, RegistryConflictError, TxmqError
 from txmq.registry.cluster_metadata import Brought, Leadership, PlacedTopic, Registry, Standing
-from txmq.registry.zookeeper.attempts import LOSSES_MAX, RACES_MAX
+from txmq.registry.zookeeper.nodes import LOSSES_MAX, RACES_MAX
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import BadVersionError, ConnectionLossError, Operation, Result, SessionState
 

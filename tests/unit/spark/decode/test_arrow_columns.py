@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from txmq.errors import CorruptRecordError, InvalidBatchError
-from txmq.log import batch, large_records, records
+from txmq.log import batch, records
 from txmq.model import Message
 from txmq.spark.decode import arrow_columns, chunk, fields
 
@@ -275,4 +275,4 @@ def test_varints_of_every_length_are_read_as_one_by_one(values: list[int]) -> No
     found, ends = fields.read_varints(np.frombuffer(bytes(encoded), np.uint8), np.array(places))
     assert found.tolist() == values
     assert ends.tolist() == [*places[1:], len(encoded)]
-    assert [large_records.varint(bytes(encoded), at) for at in places] == list(zip(values, ends.tolist(), strict=True))
+    assert [records.varint(bytes(encoded), at) for at in places] == list(zip(values, ends.tolist(), strict=True))

@@ -17,7 +17,7 @@ from txmq.errors import FencedError, NotOwnerError, TransactionConflictError, Un
 from txmq.log import records
 from txmq.protocol import answers
 from txmq.protocol.requests import Request
-from txmq.protocol.transaction_parts import parse_parts
+from txmq.protocol.transaction_bodies import parse_parts
 from txmq.runtime import net
 from txmq.spark.sink import queries, task
 from txmq.spark.sink.options import SinkOptions, parse_options

@@ -13,7 +13,7 @@ from txmq.client.transaction.messages import EncodedPart
 from txmq.errors import BadRequestError, LocalProtocolError, TooLargeError, UnknownTopicError
 from txmq.log import records
 from txmq.model import Message
-from txmq.protocol.transaction_parts import PARTS_MAX
+from txmq.protocol.transaction_bodies import PARTS_MAX
 from txmq.spark.sink.rows import Chunk, Gatherer
 
 TXID = "0123456789abcdef-fedcba9876543210-1-1"

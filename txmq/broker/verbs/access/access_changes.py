@@ -35,7 +35,7 @@ from txmq.model import is_valid_name
 from txmq.protocol.grants import ALL
 from txmq.protocol.requests import Request
 from txmq.redo import entries
-from txmq.registry.access import SECRET, Access, Changes
+from txmq.registry.cluster_metadata import SECRET, Access, Changes
 
 PLANS_MAX: Final = 10  # of one request, while others change users
 SECRET_BITS: Final = 256

@@ -18,9 +18,8 @@ from txmq.broker.verbs.access.audit_log import LOGIN_FAILED, audit, refused
 from txmq.broker.verbs.hello import let_go
 from txmq.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from txmq.model import is_valid_name
-from txmq.protocol.interbroker_login import home_of, peer_keys
 from txmq.protocol.requests import Request
-from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, mock_keys
+from txmq.protocol.scram import REFUSED, ScramKeys, ScramLogin, has_password, home_of, mock_keys, peer_keys
 
 PLAIN_ITERATIONS_MAX: Final = 16_384  # some 8 ms of the loop; by SCRAM the client makes them
 _NONCE_BITS = 192

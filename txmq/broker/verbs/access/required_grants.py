@@ -49,8 +49,8 @@ from txmq.broker.verbs.access.authorizer import (
 from txmq.broker.verbs.access.transaction_owners import refuse_others, settles
 from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import ForbiddenError
-from txmq.protocol.interbroker_login import home_of
 from txmq.protocol.requests import Request, RequestFields
+from txmq.protocol.scram import home_of
 from txmq.xid import TxId
 
 

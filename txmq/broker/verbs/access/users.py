@@ -15,7 +15,7 @@ from txmq.protocol.json_text import read_json
 from txmq.protocol.requests import Request
 from txmq.protocol.scram import ScramKeys
 from txmq.redo import entries
-from txmq.registry.access import Record
+from txmq.registry.cluster_metadata import Record
 
 USERS_MAX: Final = 10_000
 CERTIFICATE_LENGTH_MAX: Final = 500

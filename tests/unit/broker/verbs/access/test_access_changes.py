@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tools.images.node import Client
+from tools.simulated.embedded_registry import EmbeddedRegistry
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.cluster.registry_asks import Answer, ChangeAccess, Refresh
 from txmq.broker.verbs.access.access_changes import PLANS_MAX
 from txmq.errors import RegistryAwayError
 from txmq.protocol.scram import ScramAttempt, keys_of
-from txmq.registry.access import Access
-from txmq.registry.embedded import EmbeddedRegistry
+from txmq.registry.cluster_metadata import Access
 
 from ..support import CLUSTER, A, B, Broker, pair, zookeeper
 

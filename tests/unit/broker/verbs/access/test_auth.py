@@ -16,8 +16,7 @@ from txmq.broker.verbs.access.auth import PLAIN_ITERATIONS_MAX
 from txmq.errors import UnauthenticatedError
 from txmq.protocol import scram
 from txmq.protocol.grammar import VERBS
-from txmq.protocol.interbroker_login import peer_name
-from txmq.protocol.scram import ITERATIONS_MAX, ScramAttempt
+from txmq.protocol.scram import ITERATIONS_MAX, ScramAttempt, peer_name
 
 from ...support import put, values
 from .access_support import add, keys, node, operator

@@ -10,8 +10,8 @@ import pytest
 from tools.images.node import Answer, Client
 from tools.images.requests import UUID, batch
 from txmq.broker.verbs.access import audit_log as audits
-from txmq.protocol.branches import encode_branch
 from txmq.protocol.grants import ADMINISTRATOR, Grant
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ...group_support import pass_time
 from ...support import prepare, put, restarted, stated, values

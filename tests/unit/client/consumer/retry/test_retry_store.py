@@ -13,7 +13,7 @@ from txmq.client.consumer.retry.deferred import deferred_text, parsed
 from txmq.client.consumer.retry.retry_store import RetryStore, Stored
 from txmq.errors import StorageError
 from txmq.model import Message
-from txmq.protocol.transaction_offsets import DEFERRED_SIZE_MAX
+from txmq.protocol.group_rows import DEFERRED_SIZE_MAX
 
 
 def stored(offset: int, group: str = "g", value: bytes = b"v", failures: int = 3) -> Stored:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.registry.contract import CLUSTER, A, B, RegistryContract, candidate, topic
+from tools.simulated.embedded_registry import EmbeddedRegistry
 from txmq.errors import RegistryError
 from txmq.registry.cluster_metadata import PlacedTopic, Registry, TopicMap
-from txmq.registry.embedded import EmbeddedRegistry
 
 
 class TestEmbeddedRegistry(RegistryContract):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from txmq.errors import BadRequestError
-from txmq.protocol import branches
-from txmq.protocol.branches import branches_json, encode_branch, split_branches
+from txmq.protocol import transaction_bodies
+from txmq.protocol.transaction_bodies import branches_json, encode_branch, split_branches
 
 UUID = "ab" * 16
 PLAIN: dict[str, Any] = {
@@ -29,7 +29,7 @@ def test_a_branch_is_read_as_it_was_written(changes: dict[str, Any], monkeypatch
     entry = encode_branch("db", UUID, PLAIN | changes)
     expected = ([{"resource": "db", "uuid": UUID, **PLAIN, **changes}], len(entry))
     assert split_branches(entry + b"parts", 1) == expected
-    monkeypatch.setattr(branches, "_PLAIN", lambda _body, _position: None)
+    monkeypatch.setattr(transaction_bodies, "_PLAIN", lambda _body, _position: None)
     assert split_branches(entry + b"parts", 1) == expected
 
 

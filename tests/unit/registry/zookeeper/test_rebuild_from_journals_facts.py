@@ -9,9 +9,8 @@ import pytest
 
 from tests.unit.registry.contract import CLUSTER, USER, A, B, topic
 from txmq.errors import RegistryError
-from txmq.registry.access import NO_ACCESS, Access
-from txmq.registry.cluster_metadata import PlacedTopic
-from txmq.registry.rebuild_from_journals import Facts, rebuilt
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, PlacedTopic
+from txmq.registry.zookeeper.rebuild_from_journals import Facts, rebuilt
 
 ORDERS = PlacedTopic(topic(1), (A, B), 1)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import BadRequestError, LocalProtocolError, RemoteProtocolError
-from txmq.protocol.transaction_parts import (
+from txmq.protocol.transaction_bodies import (
     ANY_KEYS,
     KEYS_MAX,
     NO_KEYS,

@@ -10,8 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from txmq.errors import LocalProtocolError
-from txmq.protocol.commands import Buffer, Word, put_line, request, transaction_line
-from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
+from txmq.protocol.requests import (
+    Buffer,
+    ByteBudget,
+    Limits,
+    Request,
+    RequestReader,
+    Violation,
+    Word,
+    put_line,
+    request,
+    transaction_line,
+)
 from txmq.xid import TxId
 
 TXID = "0123456789abcdef-fedcba9876543210-1-1"

@@ -12,12 +12,12 @@ import pytest
 from aiokafka.record import default_records
 
 from txmq.errors import InvalidBatchError
-from txmq.log import batch, large_records, records
+from txmq.log import batch, records
 from txmq.model import LargeMessage, Message
 
 from .support import TIME_MS, with_section
 
-LARGE = bytes(range(256)) * (large_records.SIZE_BYTES_MIN // 256)
+LARGE = bytes(range(256)) * (records.LARGE_SIZE_BYTES_MIN // 256)
 VARIED: list[records.Record] = [
     (None, None, [], TIME_MS),
     (b"", b"", [("h", b""), ("ä", b"x" * 70)], TIME_MS + 500),
@@ -44,7 +44,7 @@ def test_records_are_those_of_the_library() -> None:
     ]
     ours = [
         (offset, ms, key, None if value is None else bytes(value), headers)
-        for offset, ms, key, value, headers in large_records.read(made)
+        for offset, ms, key, value, headers in records.read_large(made)
     ]
     assert ours == theirs
 
@@ -109,7 +109,7 @@ def test_every_flipped_bit_is_refused_or_read_within_bounds() -> None:
             section = bytearray(SECTION)
             section[at] ^= 1 << bit
             try:
-                found = list(large_records.read(with_section(records.encode(SMALL), bytes(section))))
+                found = list(records.read_large(with_section(records.encode(SMALL), bytes(section))))
             except REFUSED:
                 continue
             assert sum(len(record.value or b"") + len(record.key or b"") for record in found) < len(section)
@@ -170,5 +170,5 @@ def test_record_that_contradicts_itself_is_refused(section: bytes) -> None:
 @pytest.mark.parametrize("value", [0, -1, 1, 63, -64, 64, 8191, -8192, 1 << 31, -(1 << 63), (1 << 63) - 1])
 def test_varints_of_every_length_are_read(value: int) -> None:
     encoded = _varint(value)
-    assert large_records.varint(b"\x80" + encoded, 1) == (value, 1 + len(encoded))
-    assert large_records.varint(encoded[:-1], 0)[1] == large_records.NOWHERE
+    assert records.varint(b"\x80" + encoded, 1) == (value, 1 + len(encoded))
+    assert records.varint(encoded[:-1], 0)[1] == records.NOWHERE

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.registry.test_rebuild_from_journals import ORDERS, facts
 
 from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
-from tests.unit.registry.test_rebuild_from_journals import ORDERS, facts
 from tests.unit.registry.zookeeper.tree import values
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.errors import ForeignClusterError, HomeInUseError, HomeSupersededError, RegistryError
-from txmq.registry.access import Access
-from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, Standing
-from txmq.registry.rebuild_from_journals import Facts, rebuilt
-from txmq.registry.zookeeper.rebuilding import Rebuilding
+from txmq.registry.cluster_metadata import Access, DeletedTopic, PlacedTopic, Standing
+from txmq.registry.zookeeper.rebuild_from_journals import Facts, Rebuilding, rebuilt
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 CALLS_MAX = 200

@@ -16,12 +16,14 @@ from txmq.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from txmq.registry.access import NO_ACCESS, Access, Changes, check_changes, has_users
 from txmq.registry.cluster_metadata import (
+    NO_ACCESS,
     NOTHING_BROUGHT,
     TOPICS_MAX,
+    Access,
     Brought,
     Candidate,
+    Changes,
     DeletedTopic,
     HomeEntry,
     Leadership,
@@ -31,9 +33,11 @@ from txmq.registry.cluster_metadata import (
     TopicMap,
     check_alteration,
     check_anchor,
+    check_changes,
     check_count,
     check_name_is_free,
     check_placement,
+    has_users,
     is_altered,
 )
 from txmq.registry.topics import Topic
