@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from bench.model import Bound, Measure, NotMeasuredError, Row, Surroundings
 from bench.rows.put import OUTSTANDING, VALUE_SIZE_BYTES
 from txmq.addresses import TlsFiles
-from txmq.runtime import descriptors
+from txmq.runtime import os_process
 from txmq.runtime.tls import ClientTls
 from txmq.testing.bench import loads
 from txmq.testing.bench.limits import rss_mib
@@ -73,7 +73,7 @@ def _one_at_a_time(surroundings: Surroundings) -> Iterator[Measure]:
 def _idle(surroundings: Surroundings) -> Iterator[Measure]:
     """Each connection has shaken hands and been answered once."""
     count = surroundings.count(IDLE_CONNECTIONS)
-    limit = descriptors.raise_limit(count + _OWN_DESCRIPTORS)
+    limit = os_process.raise_descriptor_limit(count + _OWN_DESCRIPTORS)
     if limit < count + _OWN_DESCRIPTORS:
         raise NotMeasuredError(f"ulimit -n is {limit}: {count + _OWN_DESCRIPTORS} open files are needed")
     files = CertificateAuthority(surroundings.directory / "tls").issue("broker")

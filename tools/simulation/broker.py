@@ -23,8 +23,8 @@ from txmq.errors import JournalFailedError, JournalFullError, StorageError
 from txmq.protocol import requests
 from txmq.protocol.answers import encode_all
 from txmq.runtime import crashpoints
+from txmq.runtime.clocks import SteadyClock
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.runtime.steady_clock import SteadyClock
 from txmq.runtime.tls import TlsSession
 
 from .threads import current_task

@@ -26,7 +26,7 @@ from txmq.client.transaction import block
 from txmq.log import records
 from txmq.log.history import NO_LIFE
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.xa.last_resource import proof
 
 from . import users

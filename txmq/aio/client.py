@@ -33,7 +33,7 @@ from txmq.client.transport.reconnecting import Address
 from txmq.model import Message
 from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.xa.database.loop_connection import opened
 
 

@@ -282,7 +282,7 @@ def compare(
     from txmq.binlog.decoded_changes import TableName
     from txmq.binlog.source.options import captures
     from txmq.errors import ConfigError
-    from txmq.runtime.os_clock import OSClock
+    from txmq.runtime.clocks import OSClock
 
     settings = settings_of(config, None)
     is_captured = captures(settings.source.tables, settings.source.exclude)

@@ -110,7 +110,7 @@ def facts(
     """
     from txmq.broker.shell.joining import read_facts
     from txmq.config import BrokerSettings
-    from txmq.runtime.os_clock import OSClock, OSRandom
+    from txmq.runtime.clocks import OSClock, OSRandom
     from txmq.runtime.os_disk import OSDisk
     from txmq.runtime.private_files import open_private
 

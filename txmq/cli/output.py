@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from txmq.cli import text_table
-from txmq.runtime.descriptors import take_standard
+from txmq.runtime.os_process import take_standard_descriptors
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -70,7 +70,7 @@ def open_streams() -> None:
 
     What is said on standard error is for people: nobody is there, and it is dropped.
     """
-    take_standard()
+    take_standard_descriptors()
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(_ClosedStream("input")), "utf-8")
     if sys.stdout is None:

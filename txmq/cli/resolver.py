@@ -310,7 +310,7 @@ def _run_once(client: txmq.Client, resources: list[Resource], *, as_json: bool) 
 
 def _rounds(resolver: Resolver) -> set[str]:
     """Run a round, and a second one for findings that must be seen twice; the transactions they settled."""
-    from txmq.runtime.os_clock import OSClock
+    from txmq.runtime.clocks import OSClock
     from txmq.xa.resolver_ports import POLL_S
 
     resolved = resolver.round()

@@ -24,7 +24,7 @@ from txmq.client.transport.reconnecting import Address, Login
 from txmq.errors import BrokerAwayError, ConfigError, RegistryAwayError
 from txmq.registry.cluster_metadata import HomeEntry
 from txmq.registry.zookeeper.session import Session
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:

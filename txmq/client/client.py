@@ -50,7 +50,7 @@ from txmq.errors import BrokerAwayError, ClosedError, ConfigError, ConnectionLos
 from txmq.log.history import LogHistory
 from txmq.model import Message, Outcome, PartitionRange, is_valid_name
 from txmq.outbox.outbox import Outbox
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, watch_exit, watch_forks
 from txmq.xa import LastResource

@@ -9,7 +9,7 @@ from django.db import connections, router
 from django.db.models.signals import post_migrate
 
 from txmq.outbox.outbox import new_uuid
-from txmq.runtime.contexts import SEND_WATCHERS
+from txmq.runtime.caller import SEND_WATCHERS
 
 
 class TxmqConfig(AppConfig):  # type: ignore[misc]  # Django has no types

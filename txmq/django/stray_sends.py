@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connections
 
-from txmq.runtime.contexts import SEND_WATCHERS
+from txmq.runtime.caller import SEND_WATCHERS
 
 _FRAMES = 4  # up to the caller of ``producer.send``
 

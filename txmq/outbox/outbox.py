@@ -22,7 +22,7 @@ from typing import Any, Final
 from txmq.errors import ConfigError, OutboxFullError, TransactionStateError
 from txmq.model import how_to_encode, is_valid_name
 from txmq.outbox.tables import DEFAULT_TABLE, NewRow, OutboxTables
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock, watch_forks
 from txmq.xa.database.dbapi import Connection, driver_of_class, innermost, is_integrity_error, run

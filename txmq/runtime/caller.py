@@ -1,4 +1,8 @@
-"""The caller: its process, thread and machine. What must not change hands (database connections) is kept by it."""
+"""The caller: its process, thread and machine, and whether it is called alone.
+
+What must not change hands (database connections) is kept by process and thread. What is called alone (``run_alone``)
+has nothing to do with what stands around it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,16 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextvars import Context, ContextVar
+from typing import Final, TypeVar
 
 Owner = tuple[int, int]
 # Process of the caller. What a parent began is not its forked child's to end. (A block asks four times.)
 current_process: Callable[[], int] = os.getpid
+T = TypeVar("T")
+# Called for each message that a producer sends outside of txmq's transactions: those of others may be open.
+SEND_WATCHERS: Final[list[Callable[[], None]]] = []
+_alone: ContextVar[bool] = ContextVar("txmq_alone", default=False)
 
 
 def current_owner() -> Owner:
@@ -29,3 +39,18 @@ def silence(descriptor: int) -> None:
         os.dup2(nowhere, descriptor)
     finally:
         os.close(nowhere)
+
+
+def run_alone(work: Callable[[], T]) -> T:
+    """Call ``work`` in a context of its own, in which ``is_alone``."""
+    return Context().run(_run_alone, work)
+
+
+def _run_alone(work: Callable[[], T]) -> T:
+    _alone.set(True)
+    return work()
+
+
+def is_alone() -> bool:
+    """Whether the caller is called by ``run_alone``: what is found on the stack is not its own."""
+    return _alone.get()

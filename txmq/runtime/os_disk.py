@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 
 from txmq.errors import DirectoryInUseError
-from txmq.runtime.descriptors import take_standard
+from txmq.runtime.os_process import take_standard_descriptors
 from txmq.runtime.paths import parent, split
 from txmq.runtime.ports import Buffer
 from txmq.runtime.private_files import make_private_directory
@@ -216,7 +216,7 @@ class OSDisk:
     """One data directory; it is made if it is absent (its own parents are not synced, they are the operator's)."""
 
     def __init__(self, root: Path | str) -> None:
-        take_standard()
+        take_standard_descriptors()
         self._path = Path(root)
         make_private_directory(self._path)
         self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

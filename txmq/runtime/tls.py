@@ -17,6 +17,10 @@ Invariants:
     * a private key that needs a passphrase is refused: nobody is asked at a terminal.
 
 Source: RFC 8446; Python documentation, "ssl", "Memory BIO Support".
+
+Where the records of a TLS conversation end: OpenSSL keeps what it has of one, and does not say so.
+
+Source: RFC 8446, 5.1: a header of five bytes, whose last two are the length of what follows.
 """
 
 from __future__ import annotations
@@ -41,6 +45,18 @@ ALPN: Final = "txmq"
 RECORD_SIZE_BYTES_MAX: Final = (16 << 10) + 512  # with header, padding and authentication
 _PIECE_SIZE_BYTES: Final = 128 << 10  # encrypted in one go, and sent before more is
 _FIRST_READ_BYTES: Final = 16 << 10
+_UNKNOWN_CA: Final = frozenset({18, 19, 20})  # of X509_verify_cert: self-signed, in the chain, too, and no issuer
+_REASONS: Final = {
+    "WRONG_VERSION_NUMBER": "the other side does not speak TLS there; a broker's setting is tls_certificate",
+    "HTTP_REQUEST": "the other side does not speak TLS there; a broker's setting is tls_certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker asks for a client certificate: give cert and key",
+    "TLSV1_ALERT_UNKNOWN_CA": "the other side does not know the CA of this certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the other side says that this certificate has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the other side refuses this certificate",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the two sides have no version of TLS in common",
+    "UNSUPPORTED_PROTOCOL": "the two sides have no version of TLS in common",
+}
+_HEADER_SIZE_BYTES: Final = 5
 
 
 class TlsSession:
@@ -331,19 +347,6 @@ def _closed_on_error(connected: socket.socket) -> Iterator[None]:
         raise
 
 
-_UNKNOWN_CA: Final = frozenset({18, 19, 20})  # of X509_verify_cert: self-signed, in the chain, too, and no issuer
-_REASONS: Final = {
-    "WRONG_VERSION_NUMBER": "the other side does not speak TLS there; a broker's setting is tls_certificate",
-    "HTTP_REQUEST": "the other side does not speak TLS there; a broker's setting is tls_certificate",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the broker asks for a client certificate: give cert and key",
-    "TLSV1_ALERT_UNKNOWN_CA": "the other side does not know the CA of this certificate",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the other side says that this certificate has expired",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "the other side refuses this certificate",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "the two sides have no version of TLS in common",
-    "UNSUPPORTED_PROTOCOL": "the two sides have no version of TLS in common",
-}
-
-
 def explained(error: ssl.SSLError) -> OSError:
     """What failed, in words that say what to look at."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -461,3 +464,26 @@ class TlsStream:
     def close(self) -> None:
         """See ``Stream``."""
         self._tcp.close()
+
+
+class RecordBounds:
+    """Follows one side of a conversation from its first byte on."""
+
+    __slots__ = ("_header", "_missing_bytes")
+
+    def __init__(self) -> None:
+        self._header = b""  # what there is of an unfinished one
+        self._missing_bytes = 0  # of the body of an unfinished record
+
+    def is_within(self, arrived: memoryview) -> bool:
+        """Whether a record is begun and not complete, after these bytes from the network."""
+        at, size = self._missing_bytes, len(arrived)
+        while at < size:
+            end = at + _HEADER_SIZE_BYTES - len(self._header)
+            header = self._header + arrived[at:end]
+            if len(header) < _HEADER_SIZE_BYTES:
+                self._header, at = header, size
+            else:
+                self._header, at = b"", end + (header[3] << 8 | header[4])
+        self._missing_bytes = at - size
+        return at > size or bool(self._header)

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from txmq.errors import ClosedError, FencedError, TransactionConflictError, TxmqError, UnknownTransactionError
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.logging import get_logger
-from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Clock
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.last_resource.resource_resolver import LastResourceResolver

@@ -13,7 +13,7 @@ from txmq.binlog.decoded_changes import Row, TableName, TableSchema
 from txmq.binlog.position import Position
 from txmq.binlog.publish.unread import SnapshotState
 from txmq.binlog.snapshot import Snapshot
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.testing.processes.database_programs import Ability
 
 pytestmark = pytest.mark.needs(Ability.SNAPSHOTS)

@@ -15,7 +15,7 @@ from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import SourceAwayError, SourceError
 from txmq.binlog.publish.unread import TableProgress
 from txmq.binlog.snapshot import Snapshot
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.testing.processes.database_programs import Ability
 
 pytestmark = pytest.mark.needs(Ability.SNAPSHOTS)

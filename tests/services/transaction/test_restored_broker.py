@@ -14,8 +14,8 @@ from tests.logged import said
 from tests.older_copy import older_copy
 from tests.services.loop_client import Connect
 from tests.services.sqlite_shop import INSERT, SQLiteShop
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.crashpoints import SimulatedCrash
-from txmq.runtime.os_clock import OSClock
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.xa import LastResource
 from txmq.xa.database.marker_sweep import MarkerSweep

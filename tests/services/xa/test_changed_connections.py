@@ -12,7 +12,7 @@ import txmq
 from tests.services.loop_client import Connect, inside
 from tests.services.xa.mysql_shop import MySQLShop
 from txmq.errors import RolledBackError, TransactionTimeoutError
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.mariadb import MariaDB
 from txmq.xa import LastResource

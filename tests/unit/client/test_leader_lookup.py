@@ -11,7 +11,7 @@ from tools.simulated.clock import SimClock, SimRandom
 from txmq.client.leader_lookup import PAUSE_S, QUIET_S, LeaderLookup
 from txmq.client.transport.reconnecting import Address
 from txmq.errors import BrokerAwayError
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.testing.eventually import WITHIN_S, eventually
 
 FOUND = [("host", 1)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from txmq.redo import checkpoint, inspect
 from txmq.redo.directory_identity import LOCK_PATH, load_or_create
 from txmq.redo.journal_files import list_bases
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.os_disk import OSDisk
 
 from .support import NODE, open_journal, payload

@@ -7,9 +7,8 @@ import random
 import pytest
 
 from tools.simulated.clock import START_MS, SimClock, SimRandom
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom, SteadyClock
 from txmq.runtime.ports import Clock, Random
-from txmq.runtime.steady_clock import SteadyClock
 
 
 @pytest.mark.parametrize("clock", [OSClock(), SimClock(), SteadyClock(OSClock())])

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.strands import Host, LoopClock, current, required
 from txmq.runtime.threads import (
     Attempt,

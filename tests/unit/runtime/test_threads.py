@@ -10,7 +10,7 @@ import pytest
 
 from tests.interrupts import Strike
 from txmq.runtime import threads
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.threads import Attempt, Exclusive
 
 CLOCK = OSClock()

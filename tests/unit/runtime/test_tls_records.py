@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from txmq.runtime.tls_records import RecordBounds
+from txmq.runtime.tls import RecordBounds
 
 
 def test_every_cut_of_records_is_known() -> None:

@@ -22,7 +22,7 @@ from txmq.broker.shell.joining import Connected, Entered
 from txmq.errors import HomeInUseError, HomeSupersededError
 from txmq.redo import directory_identity
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.runtime.steady_clock import SteadyClock
+from txmq.runtime.clocks import SteadyClock
 
 from .conversations import Conversations
 from .ensemble import SESSION_TIMEOUT_S, Ensemble

@@ -67,9 +67,9 @@ from txmq.client.spooling.write_ahead import Note, SpoolBatch, WriteAheadProduce
 from txmq.errors import RequestTimeoutError, SpoolFullError, TransactionStateError, TxmqError, UnknownTopicError, anew
 from txmq.log import records
 from txmq.model import Message, TopicPartition
+from txmq.runtime.clocks import OSRandom
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import Sparingly, get_logger
-from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Condition, Signal, start_daemon
 

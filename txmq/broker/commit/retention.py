@@ -4,7 +4,7 @@ The new log start is journaled first; the files go when that record is durable (
 ``data_directory``).
 
 Theory of operation. *The clock.* What a clock that is wrong has removed does not come back. A broker that was started
-with a clock years ahead follows the corrected one at half the speed of time (``runtime/steady_clock.py``), so for
+with a clock years ahead follows the corrected one at half the speed of time (``runtime/clocks.py``), so for
 years; messages would be old when they arrive. ``RetentionClock`` therefore never shows a later time than the machine's.
 The other way round, a broker that was started with a clock years behind would remove nothing for years: a machine's
 clock that has been later for ``ADOPTED_AFTER_S`` is taken as it is.
@@ -38,9 +38,9 @@ from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.model import RetentionPolicy
 from txmq.redo import entries
+from txmq.runtime.clocks import SteadyClock
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Disk
-from txmq.runtime.steady_clock import SteadyClock
 
 ADOPTED_AFTER_S: Final = 86_400.0  # longer than a wrong clock goes unnoticed, shorter than most retention
 DIFFERS_MS: Final = 60_000  # less is of no consequence

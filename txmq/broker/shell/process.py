@@ -21,13 +21,12 @@ from txmq.broker.shell.server import Server
 from txmq.broker.shell.tls_transport import BrokerTls
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, JournalFullError
-from txmq.runtime import descriptors
-from txmq.runtime.garbage import collect_young_only
+from txmq.runtime import os_process
+from txmq.runtime.clocks import OSClock, OSRandom, SteadyClock
 from txmq.runtime.logging import get_logger
-from txmq.runtime.os_clock import OSClock, OSRandom
 from txmq.runtime.os_disk import OSDisk
+from txmq.runtime.os_process import collect_young_only
 from txmq.runtime.ports import Clock
-from txmq.runtime.steady_clock import SteadyClock
 from txmq.runtime.tls import ClientTls, ServerTls
 
 log = get_logger()
@@ -101,8 +100,8 @@ def _data_directory(path: str) -> OSDisk:
 
 def _within_descriptors(settings: BrokerSettings) -> tuple[BrokerSettings, int]:
     """Settings that fit the limit on open files, and the listener's backlog (see ``runtime.descriptors``)."""
-    limit = descriptors.raise_limit(descriptors.needed(settings.connections_max, settings.open_files_max))
-    budget = descriptors.divide(limit, settings.connections_max, settings.open_files_max)
+    limit = os_process.raise_descriptor_limit(os_process.needed(settings.connections_max, settings.open_files_max))
+    budget = os_process.divide_descriptors(limit, settings.connections_max, settings.open_files_max)
     if budget is None:
         raise ConfigError(f"ulimit -n is {limit}: too few open files for a broker; allow at least 64, better 4096")
     if (budget.connections, budget.files) != (settings.connections_max, settings.open_files_max):

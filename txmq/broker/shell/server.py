@@ -45,10 +45,10 @@ from txmq.broker.verbs.access.audit_log import WARNINGS
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.protocol.requests import ByteBudget
+from txmq.runtime.clocks import SteadyClock
 from txmq.runtime.logging import get_logger
+from txmq.runtime.os_process import ProcessorWaits
 from txmq.runtime.ports import Clock
-from txmq.runtime.processor_waits import ProcessorWaits
-from txmq.runtime.steady_clock import SteadyClock
 
 if TYPE_CHECKING:
     from txmq.broker.shell.cluster_membership import RegistrySessionLoop

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from txmq.broker.shell.connection import Connection
 from txmq.protocol import answers
 from txmq.protocol.certificates import described, end_point, names_of
-from txmq.runtime.tls import ClientTls, ServerTls, TlsError, TlsSession, explained
-from txmq.runtime.tls_records import RecordBounds
+from txmq.runtime.tls import ClientTls, RecordBounds, ServerTls, TlsError, TlsSession, explained
 
 if TYPE_CHECKING:
     from txmq.broker.shell.server import Server

@@ -10,7 +10,7 @@ from typing import Final
 from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.protocol.json_text import FieldsList, json_object
 from txmq.protocol.scram import SALT_SIZE, keys_of
-from txmq.runtime.os_clock import OSRandom
+from txmq.runtime.clocks import OSRandom
 
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 

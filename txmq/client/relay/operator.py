@@ -25,8 +25,8 @@ from txmq.outbox.outbox import Outbox
 from txmq.outbox.page import TopicKey
 from txmq.outbox.relay_core import OTHER_HOME, Chain, ClaimOutcome, Outcome, RelayRow
 from txmq.outbox.tables import Backlog, ListedRow
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.os_clock import OSClock, OSRandom
 
 if TYPE_CHECKING:
     from txmq.client.client import Client

@@ -39,8 +39,8 @@ from txmq.outbox.relay_core import (
 )
 from txmq.outbox.tables import Backlog
 from txmq.runtime.backoff import Backoff
+from txmq.runtime.clocks import OSRandom
 from txmq.runtime.logging import get_logger
-from txmq.runtime.os_clock import OSRandom
 from txmq.runtime.ports import Random
 from txmq.runtime.threads import Signal, start_daemon, thread_number
 from txmq.xa.database.refusals import ASK_AGAIN_S

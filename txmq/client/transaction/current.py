@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from txmq.errors import TransactionStateError
 from txmq.log.records import Headers
 from txmq.model import SendResult
-from txmq.runtime.contexts import SEND_WATCHERS, is_alone
+from txmq.runtime.caller import SEND_WATCHERS, is_alone
 
 if TYPE_CHECKING:
     from txmq.client.transaction.xa_resource import ExternalBranch

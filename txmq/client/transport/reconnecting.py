@@ -49,7 +49,7 @@ from txmq.protocol.requests import Stated, Word
 from txmq.protocol.scram import ScramAttempt
 from txmq.runtime import net
 from txmq.runtime.backoff import Backoff
-from txmq.runtime.os_clock import OSRandom
+from txmq.runtime.clocks import OSRandom
 from txmq.runtime.ports import Buffer, Clock
 from txmq.runtime.threads import Attempt, Exclusive, watch_forks
 from txmq.xa.resolver_ports import Answer

@@ -42,7 +42,7 @@ from txmq.binlog.source.options import source_options
 from txmq.binlog.status import newest_published
 from txmq.client.client import Client
 from txmq.errors import ConfigError
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, Surroundings, audit
 from txmq.spark.audit.binlog_rows import FORMAT, TABLE_FORMAT, XA_COMMIT, BinlogRows, Reading, TableRows

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.client.client import Client
 from txmq.errors import ConfigError, PartialResultError
 from txmq.model import TransactionKind
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.ports import Clock
 from txmq.spark.audit.audit import AuditResult, InDoubt, Surroundings, audit
 from txmq.spark.audit.findings import Ranges

@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, TypeVar
 from txmq.errors import ConfigError, RolledBackError, TransactionStateError, TransactionTimeoutError, caused
 from txmq.runtime import threads
 from txmq.runtime.caller import current_process
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import ThreadLocal
 from txmq.runtime.workers import WorkUnendedError

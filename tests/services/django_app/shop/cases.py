@@ -30,7 +30,7 @@ from txmq.django.relaying import connector
 from txmq.django.testing import sent
 from txmq.errors import ConfigError, FencedError, OutboxFullError, TransactionStateError
 from txmq.outbox.outbox import Outbox
-from txmq.runtime.contexts import SEND_WATCHERS
+from txmq.runtime.caller import SEND_WATCHERS
 from txmq.xa.database.dbapi import run
 
 SLOT = ("orders", 0)

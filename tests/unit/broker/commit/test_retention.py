@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tools.simulated.clock import START_MS, SimClock
 from txmq.broker.commit.retention import ADOPTED_AFTER_S, RetentionClock
-from txmq.runtime.steady_clock import SteadyClock
+from txmq.runtime.clocks import SteadyClock
 
 YEARS_MS = 9 * 365 * 86_400_000
 

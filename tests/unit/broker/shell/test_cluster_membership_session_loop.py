@@ -21,7 +21,7 @@ from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayE
 from txmq.model import TopicConfig
 from txmq.registry.cluster_metadata import NO_ACCESS, Access, Candidate, HomeEntry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.testing.eventually import WITHIN_S, eventually
 
 CLUSTER, HOME = 0xC1, 0xA0

@@ -23,9 +23,8 @@ from txmq.config import BrokerSettings
 from txmq.protocol import requests
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader
 from txmq.redo.checkpoint import list_lsns
-from txmq.runtime.os_clock import OSRandom
+from txmq.runtime.clocks import OSRandom, SteadyClock
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.steady_clock import SteadyClock
 from txmq.xid import TxId
 
 GROUP_S = 0.005  # simulated, from one group to the next

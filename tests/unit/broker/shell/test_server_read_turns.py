@@ -6,7 +6,7 @@ from typing import Any
 
 from txmq.broker.context import Read
 from txmq.broker.shell.server import READS_A_TURN, Server
-from txmq.runtime.steady_clock import SteadyClock
+from txmq.runtime.clocks import SteadyClock
 
 from ..support import node
 

@@ -21,7 +21,7 @@ from txmq.client.transaction.block import Transaction
 from txmq.client.transaction.current import current_transaction
 from txmq.errors import TransactionStateError
 from txmq.model import Outcome, SendResult, SendStatus
-from txmq.runtime.contexts import run_alone
+from txmq.runtime.caller import run_alone
 
 STRAY = r"tx\.send"
 

@@ -17,8 +17,8 @@ from txmq.client.transport import reconnecting as connection_module
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import AnyBroker, ReconnectingConnection
 from txmq.errors import ConnectionLostError, TxmqError
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.net import TcpStream
-from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Buffer
 
 DEADLINE_S = 20.0

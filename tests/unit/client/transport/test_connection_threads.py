@@ -12,8 +12,8 @@ import pytest
 from txmq.client.transport.connection import HELD_BACK_MAX, Connection, Pending, Reply, Waiter
 from txmq.errors import ConnectionLostError, TxmqError
 from txmq.protocol.requests import ByteBudget, Limits, RequestReader, Violation
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.net import SLEEP_S_MAX, TcpStream
-from txmq.runtime.os_clock import OSClock
 from txmq.runtime.ports import Buffer
 
 DEADLINE_S = 20.0

@@ -37,7 +37,7 @@ from txmq.errors import (
 )
 from txmq.model import TopicPartition
 from txmq.outbox.outbox import would_autocommit
-from txmq.runtime.os_clock import OSClock
+from txmq.runtime.clocks import OSClock
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, current_strand
 from txmq.xa.database.dbapi import Connection, driver_of, run, text

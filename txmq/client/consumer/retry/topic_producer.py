@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from txmq.runtime.contexts import run_alone
+from txmq.runtime.caller import run_alone
 
 if TYPE_CHECKING:
     from txmq.client.client import Client

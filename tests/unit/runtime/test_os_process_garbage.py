@@ -23,10 +23,9 @@ from txmq.broker.core import Core
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
-from txmq.runtime.garbage import collect_young_only
-from txmq.runtime.os_clock import OSClock, OSRandom
+from txmq.runtime.clocks import OSClock, OSRandom, SteadyClock
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.steady_clock import SteadyClock
+from txmq.runtime.os_process import collect_young_only
 
 REQUESTS = b"ping p\r\nget nope 0 0 100 g\r\nput nope 0 1 o\r\nx"
 ANSWERS = 3
