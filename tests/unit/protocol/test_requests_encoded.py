@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from txmq.errors import LocalProtocolError
 from txmq.protocol.requests import (
-    Buffer,
     ByteBudget,
     Limits,
     Request,
@@ -22,6 +21,7 @@ from txmq.protocol.requests import (
     request,
     transaction_line,
 )
+from txmq.runtime.ports import Buffer
 from txmq.xid import TxId
 
 TXID = "0123456789abcdef-fedcba9876543210-1-1"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.registry.test_rebuild_from_journals import ORDERS, facts
 
 from tests.unit.registry.contract import CLUSTER, USER, A, B, candidate, topic
+from tests.unit.registry.zookeeper.test_rebuild_from_journals_facts import ORDERS, facts
 from tests.unit.registry.zookeeper.tree import values
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.errors import ForeignClusterError, HomeInUseError, HomeSupersededError, RegistryError
