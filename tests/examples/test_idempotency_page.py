@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import txmq
-from txmq.client.consumer.retry.redrive import Redrive
+from txmq.client.consumer.retry.dead_letters import Redrive
 from txmq.testing.processes.broker import BrokerProcess
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/idempotency.md").read_text("utf-8")

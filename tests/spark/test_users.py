@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import txmq
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import BrokerError
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess

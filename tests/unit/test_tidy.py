@@ -62,7 +62,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/interbroker_links.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
-    "txmq/client/passwords.py": (frozenset({"os"}), "the variable of a password"),
+    "txmq/client/bootstrap.py": (frozenset({"os"}), "the variable of a password"),
     "txmq/client/consumer/retry/retry_store.py": (frozenset({"pathlib"}), "the retry store is a local store"),
     "txmq/client/spooling/spool.py": (
         frozenset({"sqlite3", "pathlib"}),

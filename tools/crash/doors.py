@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import txmq
 from tools.crash.processes import CampaignError
 from txmq.addresses import TlsFiles, join_address
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.protocol.json_text import FieldsList
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import threading
 
     from txmq.client import Client
-    from txmq.client.admin.users import Users
+    from txmq.client.admin.cluster import Users
 
 NEW_PASSWORD = "TXMQ_NEW_PASSWORD"  # noqa: S105  the name of a variable
 PasswordFile = Annotated[
@@ -54,7 +54,7 @@ def own_password(bootstrap: str) -> str:
     """
     if not (user := parse_user(bootstrap)) or not sys.stdin.isatty():
         return ""
-    from txmq.client.passwords import of_environment
+    from txmq.client.bootstrap import of_environment
 
     tls = parse_tls(bootstrap)
     if of_environment() or parse_password_file(bootstrap) or (tls is not None and tls.cert):
@@ -69,7 +69,7 @@ def new_password(path: str | None) -> str:
     Raises:
         ConfigError: there is none; the text does not hold it.
     """
-    from txmq.client.passwords import of_environment, read_password
+    from txmq.client.bootstrap import of_environment, read_password
 
     if path is not None:
         return read_password(path)
@@ -98,7 +98,7 @@ def connected(
 ) -> Iterator[Client]:  # fmt: skip
     """A client for a block. If the block names something unknown, the error suggests the nearest name."""
     import txmq
-    from txmq.client.admin.users import Users
+    from txmq.client.admin.cluster import Users
     from txmq.spark.sink.queries import Queries
 
     with txmq.connect(bootstrap, password=own_password(bootstrap)) as client:
@@ -164,7 +164,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 @contextmanager
 def administering(bootstrap: str, user: str | None = None) -> Iterator[Users]:
     """The users of a broker, for a block. If it names an unknown one, the error suggests the nearest name."""
-    from txmq.client.admin.users import Users
+    from txmq.client.admin.cluster import Users
 
     with connected(bootstrap, user=user) as client:
         yield Users(client.control, client.timeout)

@@ -12,7 +12,7 @@ from txmq.cli.group import Group
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.client.consumer.retry.redrive import DeadLetter, Origin
+    from txmq.client.consumer.retry.dead_letters import DeadLetter, Origin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,7 @@ def list_(
     """
     from collections import deque
 
-    from txmq.client.consumer.retry.redrive import Redrive
+    from txmq.client.consumer.retry.dead_letters import Redrive
 
     with connected(bootstrap, group=group) as client:
         found = Redrive(client, group)
@@ -58,7 +58,7 @@ def show(
 
       txmq dead-letter show billing --offset 7
     """
-    from txmq.client.consumer.retry.redrive import Redrive
+    from txmq.client.consumer.retry.dead_letters import Redrive
 
     with connected(bootstrap, group=group) as client:
         found = Redrive(client, group)
@@ -103,7 +103,7 @@ def redrive(
     """
     from collections import Counter
 
-    from txmq.client.consumer.retry.redrive import Redrive
+    from txmq.client.consumer.retry.dead_letters import Redrive
 
     if everything == bool(offset):
         raise ConfigError("say which dead letters: --offset, once or several times, or --all")

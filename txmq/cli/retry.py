@@ -16,7 +16,7 @@ from txmq.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import txmq
-    from txmq.client.admin.deferred import Retries, Row, Selection
+    from txmq.client.admin.groups import Retries, Row, Selection
     from txmq.client.consumer.retry.retry_store import RetryStore
     from txmq.model import Message
 
@@ -52,7 +52,7 @@ def list_(
       txmq retry list billing
       txmq retry list billing --store var/retry.db --json | jq '.[].reason'
     """
-    from txmq.client.admin.deferred import Selection
+    from txmq.client.admin.groups import Selection
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
         selection = Selection(topic, partition)
@@ -75,7 +75,7 @@ def show(
 
       txmq retry show billing --topic orders --partition 3 --offset 1200
     """
-    from txmq.client.admin.deferred import Selection
+    from txmq.client.admin.groups import Selection
 
     with connected(bootstrap, topic, group=group) as client, _opened(store) as kept:
         retries = _retries(client, group, kept)
@@ -136,7 +136,7 @@ def drop(
 
 
 def _selection(topic: str | None, partition: int | None, offset: int | None, *, everything: bool) -> Selection:
-    from txmq.client.admin.deferred import Selection
+    from txmq.client.admin.groups import Selection
 
     if offset is not None and (topic is None or partition is None):
         raise ConfigError("--offset needs --topic and --partition")
@@ -162,7 +162,7 @@ def _require_any(group: str, selection: Selection, count: int) -> None:
 
 
 def _retries(client: txmq.Client, group: str, store: RetryStore | None) -> Retries:
-    from txmq.client.admin.deferred import Retries
+    from txmq.client.admin.groups import Retries
 
     return Retries(client, group, store)
 

@@ -12,8 +12,7 @@ from txmq.cli.connecting import connected
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from txmq.client.spooling.spool import Spool
-    from txmq.client.spooling.spool_rows import Entry
+    from txmq.client.spooling.spool import Entry, Spool
 
 app = typer.Typer(
     no_args_is_help=True,

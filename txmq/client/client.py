@@ -38,8 +38,12 @@ from txmq.client.reading import Fetcher
 from txmq.client.relay.database_side import Durability
 from txmq.client.relay.relay import Relay
 from txmq.client.routes import Routes
-from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedMessageProducer, OrderedOptions
-from txmq.client.spooling.retrying_producer import RetryingProducer
+from txmq.client.spooling.ordered_producer import (
+    ORDERED_DEFAULTS,
+    OrderedMessageProducer,
+    OrderedOptions,
+    RetryingProducer,
+)
 from txmq.client.topics import Topics
 from txmq.client.transaction.background_resolver import BackgroundResolver, resolver_of, stop_resolver
 from txmq.client.transaction.half_message import CheckBacks, Checker

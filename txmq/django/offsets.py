@@ -15,11 +15,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionProxy
 
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
+from txmq.client.consumer.offsets.offset_store import FrameworkConnection
 from txmq.django.relaying import connector, refuse_memory
 from txmq.errors import ConfigError
 from txmq.runtime.threads import current_strand
 from txmq.xa.database.dialects import dialect_for
-from txmq.xa.database.framework_connection import FrameworkConnection
 
 _BUSY_TIMEOUT_MS = 1000  # of SQLite: the consumer's heartbeat waits for the store
 

@@ -25,12 +25,12 @@ from sqlalchemy.orm import Session
 
 from txmq.client.consumer.offsets import database_store
 from txmq.client.consumer.offsets.database_store import DEFAULT_TABLE
+from txmq.client.consumer.offsets.offset_store import FrameworkConnection
 from txmq.errors import ConfigError
 from txmq.runtime.threads import current_strand
 from txmq.sqlalchemy.sessions import Bind, bind_of, sync_session, unscoped, would_autocommit
 from txmq.sqlalchemy.tables import offset_table_in
 from txmq.xa.database.dialects import MYSQL, dialect_for
-from txmq.xa.database.framework_connection import FrameworkConnection
 from txmq.xa.database.loop_connection import waited
 
 _STATEMENTS_MAX = 100

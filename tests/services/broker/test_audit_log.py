@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import ConnectionLostError, ForbiddenError, RequestTimeoutError, UnauthenticatedError
 from txmq.testing.processes.broker import BrokerProcess
 

@@ -12,7 +12,7 @@ import pytest
 
 import txmq
 from txmq.broker.state.refusals import FREE_MAX
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.protocol.certificates import end_point
 from txmq.protocol.scram import ScramAttempt
 from txmq.testing.certificates import CertificateAuthority

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import ConnectionLostError, ForbiddenError, RequestTimeoutError
 from txmq.testing.processes.broker import BrokerProcess
 

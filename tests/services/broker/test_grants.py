@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import ForbiddenError, OverloadedError, RolledBackError
 from txmq.log.records import encode
 from txmq.testing.processes.broker import BrokerProcess

@@ -18,7 +18,7 @@ import txmq
 import txmq.aio
 from txmq.addresses import TlsFiles
 from txmq.broker.state.refusals import FREE_MAX
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import ConfigError, UnauthenticatedError
 from txmq.protocol.answers import AnswerReader
 from txmq.protocol.certificates import end_point

@@ -15,7 +15,7 @@ import pytest
 
 import txmq
 from txmq.broker.shell.throttle import BURST_S
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.client.consumer.consumer import Consumer
 from txmq.errors import BrokerAwayError, RolledBackError
 from txmq.testing.eventually import eventually

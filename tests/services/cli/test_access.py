@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import UnauthenticatedError
 from txmq.testing.processes import fork_server
 from txmq.testing.processes.broker import BrokerFailedError, BrokerProcess, free_port

@@ -21,8 +21,7 @@ import txmq
 from tests.services.consumer.consuming import WAIT_S
 from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, TOPIC, bad, clear, listening, never, saved
 from txmq.cli.main import main
-from txmq.client.consumer.retry.dead_letters import DeadLetters
-from txmq.client.consumer.retry.redrive import Redrive
+from txmq.client.consumer.retry.dead_letters import DeadLetters, Redrive
 from txmq.model import Message
 from txmq.runtime.crashpoints import VARIABLE
 from txmq.runtime.logging import get_logger

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import txmq
 from tests.services.broker.wire import Wire
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 from txmq.testing.processes.cluster import Cluster

@@ -10,7 +10,7 @@ import pytest
 
 import txmq
 from tests.services.broker.wire import Wire
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess

@@ -17,7 +17,7 @@ import txmq
 from tests.services.broker.wire import Wire
 from txmq.broker.shell.first_administrator import content_of
 from txmq.cli.main import app
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.errors import BadRequestError, UnauthenticatedError, UnavailableError
 from txmq.protocol.scram import keys_of
 from txmq.runtime.private_files import write_private

@@ -16,9 +16,8 @@ from tests.services.consumer.consuming import WAIT_S
 from tests.services.consumer.retrying import GROUP, IN_ORDER, LATER, NOW, TOPIC, bad, clear, listening, never, saved
 from tests.services.loop_client import Connect
 from txmq.client.consumer import failures
-from txmq.client.consumer.retry.redrive import Redrive
-from txmq.client.consumer.retry.retry_store import RetryStore
-from txmq.client.consumer.retry.topic_store import original
+from txmq.client.consumer.retry.dead_letters import Redrive
+from txmq.client.consumer.retry.retry_store import RetryStore, original
 from txmq.errors import StorageError, TransactionStateError
 from txmq.log import records
 from txmq.log.batch import HEADER_SIZE, checksum

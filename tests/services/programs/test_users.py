@@ -16,7 +16,7 @@ import txmq
 import txmq.aio
 from tests.logged import said
 from tests.services.consumer.retrying import NOW
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.client.transaction.conversation import Conversation
 from txmq.errors import TransactionConflictError, UnauthenticatedError
 from txmq.protocol.transaction_bodies import encode_branch

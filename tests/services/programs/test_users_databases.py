@@ -17,7 +17,7 @@ from tests.services.xa.xa_owner import resources, transfer
 from txmq import Outcome, RolledBackError, Xid
 from txmq.addresses import TlsFiles
 from txmq.binlog.event_json import read_event
-from txmq.client.admin.users import Users
+from txmq.client.admin.cluster import Users
 from txmq.testing.certificates import CertificateAuthority
 from txmq.testing.eventually import eventually
 from txmq.testing.processes import fork_server

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tools.simulated.clock import SimClock, SimRandom
-from txmq.client.leader_lookup import PAUSE_S, QUIET_S, LeaderLookup
+from txmq.client.bootstrap import PAUSE_S, QUIET_S, LeaderLookup
 from txmq.client.transport.reconnecting import Address
 from txmq.errors import BrokerAwayError
 from txmq.runtime.clocks import OSClock, OSRandom

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.client.passwords import PASSWORD, of_environment, read_password
+from txmq.client.bootstrap import PASSWORD, of_environment, read_password
 from txmq.errors import ConfigError
 
 

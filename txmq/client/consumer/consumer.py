@@ -10,34 +10,298 @@ of a message that fails.
 Invariants:
     * at least once: a message that was not acknowledged is delivered again, to the next owner of the partition;
     * memory is bounded: ``buffer_size_bytes`` a consumer, shared by its partitions, plus one fetch each.
+
+A consumer's way into its offset store: when it is made, or as soon as the store answers.
+
+A member joins its group only after that: it could load nothing of the partitions that it would hold.
+
+A consumer without a group: it has every partition of its topics, and saves nothing. A thread of its own.
+
+Theory of operation. A broadcast's member without a name has this in place of a ``GroupMember``. The thread asks the
+broker every ``heartbeat_interval`` which partitions the topics have, and gives all of them to the ``ConsumerHomes``.
+There is nothing to hand over or to save, and nothing is left when the consumer ends. Positions are in memory, so a
+restart of the broker changes nothing.
+
+Invariants:
+    * every partition of every topic is consumed: from ``start`` if it existed at the beginning, from its first message
+      if it came later;
+    * a topic that was deleted and created under the same name is another one;
+    * a broker that cannot be reached takes nothing away.
+
+``Consumer.run``: a listener, called with each message by several threads.
+
+Partitions run in parallel, each in order: one thread at a time works for a partition, for some ms before it is the next
+one's turn, or for one message if that takes longer. If a message fails, its partition waits until the message is
+delivered again. What is no ``Exception`` (SystemExit, the end of a greenlet) is not the message's failure: all threads
+end, and ``run`` raises it. Otherwise its thread would end alone, and hold its partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from txmq.client.arguments import WAIT_S_MAX, require_number
-from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.assigned_partitions import IDLE_S_MAX, TURN_S, AssignedPartitions
 from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.client.consumer.consumer_homes import ConsumerHomes
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.listener import Handle, Listener
-from txmq.client.consumer.offsets.offset_store import NoOffsetStore
-from txmq.client.consumer.offsets.store_entry import StoreEntry
+from txmq.client.consumer.group_member import RETRY_S, Assigned
+from txmq.client.consumer.offsets.offset_store import NoOffsetStore, OffsetStore
 from txmq.client.consumer.options import DEFAULTS, ConsumerOptions, ConsumerSettings, MemberSettings
 from txmq.client.consumer.retry.dead_letters import DeadLetters
 from txmq.client.consumer.retry.deferred import DeferredMessages, open_store
 from txmq.client.consumer.transactional_acks import PendingAcks
-from txmq.client.consumer.ungrouped import UngroupedConsumer
-from txmq.errors import ClosedError, ConfigError, FencedError, StorageError, TransactionStateError, anew
+from txmq.client.topics import Topics
+from txmq.errors import (
+    ClosedError,
+    ConfigError,
+    FencedError,
+    OffsetStoreAwayError,
+    StorageError,
+    TransactionStateError,
+    TxmqError,
+    UnknownTopicError,
+    anew,
+)
 from txmq.model import Message, TopicPartition
-from txmq.runtime.logging import get_logger
-from txmq.runtime.threads import start_threads, to_end, until_terminated
+from txmq.runtime.crashpoints import SimulatedCrash
+from txmq.runtime.logging import Logger, Sparingly, get_logger
+from txmq.runtime.ports import Clock
+from txmq.runtime.threads import (
+    Lock,
+    Signal,
+    new_lock,
+    off_loop,
+    start_daemon,
+    start_threads,
+    thread_number,
+    to_end,
+    until_terminated,
+)
 
 if TYPE_CHECKING:
     from txmq.client.client import Client
+
+
+class StoreEntry:
+    """See the module's docstring. Thread safety: any thread.
+
+    Args:
+        store: None for the broker, which is entered by joining.
+    """
+
+    def __init__(self, store: OffsetStore | None, group: str, clock: Clock, log: Logger) -> None:
+        self._store, self._group, self._log = store, group, log
+        self._sparingly = Sparingly(log, clock)
+        self._entering, self._lock = new_lock(), Lock()
+        self._is_inside, self._is_over, self._has_waited = store is None, False, False
+
+    def enter(self) -> bool:
+        """Enter, if that is not done yet; False if the store does not answer now.
+
+        Raises:
+            TxmqError: the store cannot be used.
+        """
+        with self._entering:
+            if self._is_inside or self._is_over or self._store is None:
+                return self._is_inside
+            try:
+                off_loop(partial(self._store.enter, self._group))
+            except OffsetStoreAwayError as error:
+                self._has_waited = True
+                self._sparingly.warning("the offset store does not answer: the consumer waits for it", error=str(error))
+                return False
+            with self._lock:
+                self._is_inside = not self._is_over
+        if not self._is_inside:  # closed meanwhile
+            off_loop(partial(self._store.leave, self._group))
+        elif self._has_waited:
+            self._log.info("the offset store is there: the consumer goes on")
+        return self._is_inside
+
+    def leave(self) -> None:
+        """Leave, once and for all; does not wait for a store that does not answer."""
+        with self._lock:
+            was_inside, self._is_inside, self._is_over = self._is_inside, False, True
+        if was_inside and self._store is not None:
+            off_loop(partial(self._store.leave, self._group))
+
+
+class UngroupedConsumer:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, topics: Topics, settings: MemberSettings, partitions: ConsumerHomes) -> None:
+        self._topics, self._settings, self._partitions = topics, settings, partitions
+        self._log = get_logger(group=settings.group, member=settings.name)
+        self._held: dict[TopicPartition, int] = {}  # with the topic's id
+        self._at_first: frozenset[tuple[TopicPartition, int]] | None = None  # what was there when it first looked
+        self._is_closing = False
+        self._wake, self._ended = Signal(), Signal()
+
+    def start(self) -> None:
+        """Start the thread."""
+        start_daemon(f"txmq-alone-{self._settings.group}", self._run)
+
+    def stop(self, timeout: float) -> None:
+        """End the thread."""
+        self._is_closing = True
+        self._wake.set()
+        self._ended.wait(timeout)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                wait_s = self._settings.heartbeat_interval_s
+                try:
+                    self._look()
+                except ClosedError:
+                    return
+                except TxmqError as error:
+                    self._log.debug("the broker cannot be reached", error=repr(error))
+                    wait_s = RETRY_S
+                except Exception as error:  # noqa: BLE001  as a GroupMember's: the thread goes on
+                    self._log.error("the consumer's thread failed; it goes on", error=repr(error), exc_info=error)
+                self._wake.wait(wait_s)
+        finally:
+            self._ended.set()
+
+    def _look(self) -> None:
+        there = self._there()
+        for slot in [slot for slot, topic_id in self._held.items() if there.get(slot) != topic_id]:
+            del self._held[slot]
+            self._partitions.lost(slot)
+        if self._at_first is None:
+            self._at_first = frozenset(there.items())
+        failure: TxmqError | None = None
+        for slot, topic_id in there.items():
+            if slot not in self._held:
+                try:
+                    is_later = (slot, topic_id) not in self._at_first
+                    self._partitions.assigned(Assigned(slot, 1, None, None, is_later))
+                    self._held[slot] = topic_id
+                except TxmqError as error:  # the home of that partition is away
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    def _there(self) -> dict[TopicPartition, int]:
+        there: dict[TopicPartition, int] = {}
+        for name in self._settings.topics:
+            try:
+                topic = self._topics.refresh(name)
+            except UnknownTopicError:
+                continue
+            there |= {(name, number): topic.topic_id for number in range(topic.config.partitions)}
+        return there
+
+
+Handle = Callable[[Message], object]
+
+
+class Listener:
+    """See the module's docstring. Thread safety: any thread; several threads may call ``work``.
+
+    Attributes:
+        error: why a thread has ended before the others.
+    """
+
+    def __init__(
+        self, assignment: AssignedPartitions, failures: Failures, homes: ConsumerHomes, clock: Clock, handle: Handle
+    ) -> None:
+        self._assignment, self._failures, self._homes = assignment, failures, homes
+        self._clock, self._handle = clock, handle
+        self._working: set[int] = set()
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        """Call the listener until nothing is delivered any more."""
+        with self._assignment.changed:
+            self._working.add(thread_number())
+        try:
+            self._work()
+        except SimulatedCrash:
+            raise
+        except BaseException as error:  # noqa: BLE001  raised by ``run``
+            self.error = self.error or error
+            self._assignment.stop_delivery()
+        finally:
+            with self._assignment.changed:
+                self._working.discard(thread_number())
+                self._assignment.changed.notify_all()
+
+    @property
+    def is_called_here(self) -> bool:
+        """Whether the caller is one of the threads that call the listener."""
+        with self._assignment.changed:
+            return thread_number() in self._working
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until every thread has finished its message; False at once in a thread that has one itself."""
+        deadline = self._clock.monotonic() + timeout
+        with self._assignment.changed:
+            if thread_number() in self._working:
+                return False
+            while self._working and (now := self._clock.monotonic()) < deadline:
+                self._assignment.changed.wait(deadline - now)
+        return True
+
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            message, consumed = found
+            until = self._clock.monotonic() + TURN_S
+            following: Message | None = message
+            while following is not None:
+                message = following
+                failure: Exception | None = None
+                try:
+                    self._handle(message)
+                except Exception as error:  # noqa: BLE001  whatever the application raises: the message is retried
+                    failure = error
+                if failure is None:
+                    following = self._go_on(message, consumed, until)
+                    continue
+                self._failures.failed(message, failure, failure)
+                failure = following = None  # and with it the listener's frames
+            with self._assignment.changed:
+                consumed.is_busy = False
+                self._assignment.changed.notify_all()
+
+    def _go_on(self, message: Message, consumed: ConsumedPartition, until: float) -> Message | None:
+        """Acknowledge a message; the partition's next one, if there is one and it is not another partition's turn."""
+        assignment, following = self._assignment, None
+        with assignment.lock:
+            self._failures.returned(message, consumed)
+            now = self._clock.monotonic()
+            if now < until and not assignment.is_closed:
+                following = assignment.take_next(consumed, now)
+        if assignment.has_room:
+            self._fetch_more()
+        return following
+
+    def _fetch_more(self) -> None:
+        self._assignment.has_room = False  # before it is looked for: another thread may find room meanwhile
+        self._homes.more()
+
+    def _next(self) -> tuple[Message, ConsumedPartition] | None:
+        """Wait for a message of a partition that no other thread works for; None after the end."""
+        found = None
+        while found is None:
+            self._failures.store_blocked()
+            with self._assignment.changed:
+                if self._assignment.is_closed:
+                    return None
+                now = self._clock.monotonic()
+                found = self._assignment.take_in_order(now)
+                if found is None:
+                    self._assignment.changed.wait(min(self._assignment.next_retry_in(now), IDLE_S_MAX))
+        self._failures.store_blocked()  # a transaction acknowledges in order, and only this thread can defer these
+        if self._assignment.has_room:
+            self._fetch_more()
+        return found
+
 
 CLOSE_S = 5.0
 RECORDS_MAX = 1_000_000_000

@@ -21,15 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.consumer.assigned_partitions import AssignedPartitions
 from txmq.client.consumer.consumed_partition import ConsumedPartition
-from txmq.client.consumer.exclusive_grant import ExclusiveGrant
 from txmq.client.consumer.fetcher import ConsumerFetcher
-from txmq.client.consumer.group_member import Assigned, GroupMember, OtherHomes
-from txmq.client.consumer.group_requests import GroupRequests
-from txmq.client.consumer.initial_offsets import Beginnings
+from txmq.client.consumer.group_member import Assigned, ExclusiveGrant, GroupMember, GroupRequests, OtherHomes
 from txmq.client.consumer.offsets.offset_store import BrokerOffsetStore, OffsetPosition, OffsetStore
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.options import ConsumerSettings, MemberSettings
-from txmq.client.consumer.partition_handover import Handover
+from txmq.client.consumer.partition_handover import Beginnings, Handover
 from txmq.client.consumer.retry.deferred import DeferredMessages
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger

@@ -14,6 +14,20 @@ Invariants:
     * offsets that cannot be loaded or saved now (a store that is away) stop neither heartbeats nor other partitions;
     * partitions are begun in slices, with a heartbeat in between: many of them, or a slow store, expel nobody;
     * the thread survives every error: without it the consumer would go on with partitions that are others' by then.
+
+A member's requests to the broker about its group, over a connection of their own.
+
+The broker notices at once if a process is killed, because its connection ends.
+
+The grant of a consumer that must be the only one of its group, over several homes.
+
+Theory of operation. One home, the group's anchor, says which member has everything, under a number that grows. The
+consumer joins the other homes under that number: each lets go of whichever member had an older one. A consumer begins
+nothing before every home has heard of its grant, unless the holder before it left in order. So a consumer that is taken
+for gone at the anchor, and is alive at another home, never consumes at the same time as its successor. A home that is
+away holds up a successor that way, and never the holder.
+
+Invariant: a consumer that loses its grant, or cannot reach the anchor for the session timeout, gives up everything.
 """
 
 from __future__ import annotations
@@ -22,10 +36,10 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.client.consumer.exclusive_grant import ExclusiveGrant
-from txmq.client.consumer.group_requests import Fields, GroupRequests, SupersededError
-from txmq.client.consumer.offsets.offset_store import StoredOffset
+from txmq.client.consumer.assigned_partitions import AssignedPartitions
+from txmq.client.consumer.offsets.offset_store import OffsetPosition, StoredOffset
 from txmq.client.consumer.options import MemberSettings
+from txmq.client.transport.reconnecting import ReconnectingConnection
 from txmq.errors import (
     ClosedError,
     FencedError,
@@ -35,6 +49,7 @@ from txmq.errors import (
     StorageError,
     TxmqError,
     UnknownMemberError,
+    UnknownTopicError,
 )
 from txmq.log.history import LogHistory, parsed
 from txmq.model import TopicPartition
@@ -48,6 +63,110 @@ if TYPE_CHECKING:
     from txmq.client.consumer.offsets.saver import OffsetSaver
     from txmq.client.consumer.partition_handover import Handover
     from txmq.client.consumer.transactional_acks import PendingAcks
+
+REQUEST_TIMEOUT_S = 5.0
+Fields = dict[str, str | int | None]
+
+
+class SupersededError(FencedError):
+    """Another process joined the group under this member's name and took over its partitions."""
+
+
+class GroupRequests:
+    """See the module's docstring. Thread safety: any thread."""
+
+    def __init__(self, connection: ReconnectingConnection, settings: MemberSettings) -> None:
+        self._connection, self._settings = connection, settings
+        self._incarnation: Fields = {"incarnation": settings.incarnation} if settings.incarnation else {}
+
+    def call(self, action: str, rows: Sequence[Any], fields: Fields) -> bytes:
+        """Send ``group <action>``.
+
+        Raises:
+            SupersededError: another process has the member's name.
+            TxmqError: the broker refused, or cannot be reached.
+        """
+        wait_s = int(fields.get("wait") or 0) / 1000
+        try:
+            return self._connection.call(
+                "group", action, self._settings.group, timeout=REQUEST_TIMEOUT_S + wait_s,
+                extensions={"member": self._settings.name, **self._incarnation, **fields},
+                body=[json.dumps(rows).encode()],
+            )  # fmt: skip
+        except FencedError as error:
+            raise SupersededError(*error.args) from error
+
+    def save(self, positions: Sequence[OffsetPosition]) -> list[TopicPartition]:
+        """Save offsets in the broker; those that were refused, because another member has the partition.
+
+        Raises:
+            StorageError: the broker was restarted, and the member has to join again; or a transaction of the member's
+                own overtook this.
+        """
+        rows = [[*position.slot, position.generation, position.offset, position.deferred] for position in positions]
+        order = max(position.order for position in positions)
+        refused: dict[TopicPartition, int] = {}
+        for piece in in_pieces(rows):
+            answer = json.loads(self.call("save", piece, {"order": order} if order else {}))
+            refused.update({(topic, partition): newest for topic, partition, newest in answer["refused"]})
+        ours = [p.slot for p in positions if refused.get(p.slot) in (0, p.generation)]
+        if ours:
+            raise StorageError(f"the offset of {ours[0][0]}-{ours[0][1]} cannot be saved now")
+        return list(refused)
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether there is such a topic."""
+        try:
+            self._connection.call("meta", topic, timeout=REQUEST_TIMEOUT_S)
+        except UnknownTopicError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+class ExclusiveGrant:
+    """See the module's docstring. A broker that is alone, and members that share, know of no grant. Thread-safe.
+
+    Args:
+        count_homes: how many homes there are.
+
+    Attributes:
+        anchor: the number of the consumer's home that grants; None while it is not known.
+        number: of the grant; 0 without one.
+    """
+
+    def __init__(self, assignment: AssignedPartitions, count_homes: Callable[[], int]) -> None:
+        self._assignment, self._count_homes = assignment, count_homes
+        self.anchor: int | None = None
+        self.number = 0
+        self._is_clean = False
+        self._heard: frozenset[int] = frozenset()  # the homes that know this grant
+
+    def seen(self, home: int, view: dict[str, Any], stated: int) -> None:
+        """A home has answered a member that stated a grant."""
+        if "grant" in view:
+            self.anchor = home
+            if view["grant"] != self.number:
+                self.lose()
+            self.number, self._is_clean = view["grant"], view["clean"]
+        if stated == self.number or home == self.anchor:
+            self._heard |= {home}
+
+    def lose(self) -> None:
+        """It is another member's by now, or may be: give up everything."""
+        self.number, self._heard = 0, frozenset()
+        with self._assignment.changed:
+            held = list(self._assignment.partitions)
+        for slot in held:
+            self._assignment.lost(slot)
+
+    def may_begin(self) -> bool:
+        """Whether no other consumer has anything."""
+        return self.anchor is None or (self.number > 0 and (self._is_clean or len(self._heard) >= self._count_homes()))
+
 
 RETRY_S = 0.1
 ENTER_AGAIN_S = Backoff(0.1, 2.0)

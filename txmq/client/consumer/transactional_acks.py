@@ -39,6 +39,7 @@ from txmq.client.consumer.offsets.offset_store import (
     StoredOffset,
     asked,
     called,
+    is_of_loop,
     next_order,
 )
 from txmq.client.consumer.retry.deferred import deferred_text_with, parsed
@@ -55,7 +56,6 @@ from txmq.model import Message, Outcome
 from txmq.protocol.group_rows import OffsetRow
 from txmq.protocol.transaction_bodies import parse_outcome
 from txmq.runtime.threads import off_loop, start_daemon, to_end
-from txmq.xa.database.framework_connection import is_of_loop
 from txmq.xid import TxId
 
 if TYPE_CHECKING:

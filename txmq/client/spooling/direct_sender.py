@@ -31,7 +31,7 @@ from txmq.client.producer.core import (
     TopicRef,
 )
 from txmq.client.producer.sender import Completion, Sender
-from txmq.client.spooling.spool_rows import SpoolIdentity
+from txmq.client.spooling.spool import SpoolIdentity
 from txmq.client.spooling.spool_sessions import Sessions
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import IDLE_CHECK_S

@@ -35,45 +35,53 @@ Invariants:
     * Nothing is enqueued in the spool while a direct send is unfinished: that is taken over first.
     * A sequence is used for one batch only; it is given to another one only after a certain refusal.
     * Only the spooling thread takes over: it is no thread of the application, so no KeyboardInterrupt strikes it.
+
+The rules of a partition's queue: which rows of the spool go out together, and what a refusal means.
+
+Look for a batch in the log, if its session can no longer tell whether it is stored.
+
+A session that has ended (410), or a partition that does not know its sequences (its topic was created anew), takes
+nothing more under that sequence. So the log is the whole truth, once all that it holds is visible. Batches keep
+producer id, epoch, sequence and CRC in the log. A batch that is not found in a log that goes back to before its first
+sending was never stored. If retention has removed that part, the answer is unknown.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
 from txmq.client.producer.core import ANY_TOPIC, SEQUENCE_MASK, Batch, Record, TopicRef
 from txmq.client.producer.sender import Completion
-from txmq.client.spooling.direct_sender import TakenOver, Unsent
-from txmq.client.spooling.drain_rules import (
-    POISON,
-    damage_of,
-    has_stored_nothing,
-    is_refused_for_good,
-    of_one_session,
-    stored_at,
-    to_be_numbered,
-)
-from txmq.client.spooling.log_lookup import StoredInLog, broker_epoch, look_up
-from txmq.client.spooling.spool import Spool
+from txmq.client.spooling.direct_sender import TakenOver, Unsent, is_certain
+from txmq.client.spooling.spool import AssignedSequence, Entry, Spool, SpoolIdentity, Ticket
 from txmq.client.spooling.spool_homes import SpoolHomes
-from txmq.client.spooling.spool_rows import AssignedSequence, Entry, SpoolIdentity, Ticket
+from txmq.client.spooling.spool_sessions import stamped
 from txmq.client.transport.connection import Reply
 from txmq.errors import (
+    BadRequestError,
     ClosedError,
     FencedError,
+    InvalidBatchError,
+    InvalidNameError,
+    LocalProtocolError,
     NotOwnerError,
     OtherSessionError,
+    RemoteProtocolError,
     SequenceError,
     StaleTopicError,
     StorageError,
+    TooLargeError,
     TxmqError,
     UnknownTopicError,
 )
+from txmq.log import batch, records
+from txmq.log.batch import HEADER
 from txmq.model import SendResult, SendStatus, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
@@ -82,6 +90,117 @@ from txmq.runtime.threads import Future, new_future, new_lock
 
 if TYPE_CHECKING:
     from txmq.client.client import Client
+    from txmq.client.spooling.spool_homes import SpoolHome
+
+GONE = (UnknownTopicError, StaleTopicError)  # the topic is; with it went what it held
+POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, LocalProtocolError, *GONE)
+
+
+def stored_at(reply: Reply) -> int:
+    """Wait for the answer to ``put``: the offset of the batch."""
+    line = reply.result().removesuffix(b"\n")
+    if not line.isdigit():
+        raise RemoteProtocolError(f"not an answer to put: {line[:80]!r}")
+    return int(line)
+
+
+def has_stored_nothing(error: TxmqError) -> bool:
+    """Whether this transmission has certainly stored nothing."""
+    return isinstance(error, LocalProtocolError) or is_certain(error)
+
+
+def is_refused_for_good(taken: Batch) -> bool:
+    """Whether the callers get the refusal and nothing is spooled. Of several messages only one may be refused."""
+    return isinstance(taken.refusal, GONE) or (taken.count == 1 and isinstance(taken.refusal, POISON))
+
+
+def to_be_numbered(entries: Sequence[Entry]) -> list[Entry]:
+    """The first batches without a sequence: numbers count in one topic."""
+    return list(
+        takewhile(
+            lambda entry: entry.assigned is None and entry.topic_id == entries[0].topic_id and damage_of(entry) is None,
+            entries,
+        )
+    )
+
+
+def of_one_session(entries: Sequence[Entry]) -> list[Entry]:
+    """The first batches that were sent before in one session."""
+    first = entries[0].assigned
+    assert first is not None
+    return list(
+        takewhile(
+            lambda entry: (
+                entry.assigned is not None
+                and entry.assigned.identity == first.identity
+                and entry.topic_id == entries[0].topic_id
+                and damage_of(entry) is None
+            ),
+            entries,
+        )
+    )
+
+
+def damage_of(entry: Entry) -> str | None:
+    """Why a row cannot be sent: its CRC is checked before the sequence is written into it."""
+    try:
+        batch.check(bytearray(entry.content))
+    except InvalidBatchError as error:
+        return f"damaged in the spool: {error}"
+    return None
+
+
+READ_SIZE_BYTES = 1 << 20
+
+
+class StoredInLog(enum.Enum):
+    """Whether the log holds a batch."""
+
+    STORED = "stored"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+def broker_epoch(home: SpoolHome) -> str:
+    """The number of the broker's incarnation: another one after each restart.
+
+    Raises:
+        TxmqError: the broker does not tell it now.
+    """
+    for line in home.stats().splitlines():
+        if line.startswith("epoch "):
+            return line
+    raise RemoteProtocolError("the broker's stats tell no epoch")
+
+
+def look_up(client: Client, entry: Entry) -> StoredInLog:
+    """Read the partition from the offset that it had reached before the batch was first sent.
+
+    Raises:
+        UnknownTopicError: the partition is gone, with all it held.
+        TxmqError: it cannot be read now.
+    """
+    assert entry.assigned is not None
+    wanted = _identity(stamped(entry.content, entry.assigned))
+    held = client.offsets(entry.topic, entry.partition)
+    # An end below it: the topic was created anew under its name.
+    offset_at_least = entry.assigned.offset_at_least if entry.assigned.offset_at_least <= held.end else 0
+    offset = max(held.start, offset_at_least)
+    while offset < held.end:
+        body = client.fetch_raw(entry.topic, entry.partition, offset, READ_SIZE_BYTES)
+        if not body:
+            return StoredInLog.UNKNOWN
+        for raw in records.decode_raw(body, entry.topic, entry.partition):
+            if _identity(raw.content) == wanted:
+                return StoredInLog.STORED
+            offset = raw.end_offset
+    return StoredInLog.ABSENT if held.start <= offset_at_least else StoredInLog.UNKNOWN
+
+
+def _identity(batch: bytearray | memoryview) -> tuple[int, ...]:
+    fields = HEADER.unpack_from(batch)
+    return fields[4], *fields[9:12]  # CRC, producer id, epoch, sequence
+
 
 DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
 VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then

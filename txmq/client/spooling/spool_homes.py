@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from txmq.client.producer.core import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
-from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import SpoolIdentity
+from txmq.client.spooling.spool import Spool, SpoolIdentity
 from txmq.client.spooling.spool_sessions import Sessions
 from txmq.errors import RequestTimeoutError
 from txmq.model import TopicPartition

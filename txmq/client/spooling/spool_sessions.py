@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import AssignedSequence, Held, SpoolIdentity
+from txmq.client.spooling.spool import AssignedSequence, Held, Spool, SpoolIdentity
 from txmq.client.transport.connection import Connection, Reply
 from txmq.client.transport.reconnecting import ReconnectingConnection, have_ended
 from txmq.client.transport.session import PROTOCOL, ClientSession, parse_hello, resume_wish

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.client.partitioner import KeyHashSelector
 from txmq.client.producer.core import Record, TopicRef
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
-from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
-from txmq.client.spooling.spool_rows import INSERT, Entry, Ticket
+from txmq.client.spooling.spool import INSERT, SIZE_BYTES_MAX, Entry, Spool, Ticket
 from txmq.errors import StorageError, TransactionStateError
 from txmq.model import SendResult, TopicPartition
 from txmq.runtime.threads import Future

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.growth import growth
 from tests.interrupts import Strike
-from txmq.client.consumer import consumed_partition, read_ahead
+from txmq.client.consumer import consumed_partition
 from txmq.client.consumer.consumed_partition import ConsumedPartition
 from txmq.log import records
 from txmq.log.batch import HEADER
@@ -209,7 +209,7 @@ def test_an_interrupt_anywhere_loses_no_message(keeps_key_order: bool) -> None:
     number, is_struck = 0, True
     while is_struck:
         number += 1
-        made, strike, taken = consumed(1), Strike(number, consumed_partition, read_ahead), list[Message]()
+        made, strike, taken = consumed(1), Strike(number, consumed_partition, consumed_partition), list[Message]()
         made.fetch, made.keeps_key_order = 1, keeps_key_order
         assert made.fetched(1, [message(1)], [raw_batch(2)])
         sys.setprofile(strike)

@@ -13,8 +13,7 @@ import pytest
 from tests.logged import said
 from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import StandIn
-from txmq.client.consumer.group_member import Assigned, GroupMember, OtherHomes
-from txmq.client.consumer.group_requests import GroupRequests, SupersededError
+from txmq.client.consumer.group_member import Assigned, GroupMember, GroupRequests, OtherHomes, SupersededError
 from txmq.client.consumer.offsets.offset_store import StoredOffset
 from txmq.client.consumer.options import MemberSettings
 from txmq.errors import (

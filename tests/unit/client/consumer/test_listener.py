@@ -12,8 +12,8 @@ from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import AnyClass, StandIn
 from txmq.client.consumer.assigned_partitions import TURN_S, AssignedPartitions
 from txmq.client.consumer.consumed_partition import ConsumedPartition, Waiting
+from txmq.client.consumer.consumer import Listener
 from txmq.client.consumer.failures import Failures
-from txmq.client.consumer.listener import Listener
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings
 from txmq.model import Message
 from txmq.runtime.logging import SPARING_S, get_logger

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from txmq.client.consumer.read_ahead import ReadAhead
+from txmq.client.consumer.consumed_partition import ReadAhead
 from txmq.log import records
 from txmq.model import Message
 

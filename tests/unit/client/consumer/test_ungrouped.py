@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.logged import said
+from txmq.client.consumer.consumer import UngroupedConsumer
 from txmq.client.consumer.group_member import Assigned
 from txmq.client.consumer.options import MemberSettings
-from txmq.client.consumer.ungrouped import UngroupedConsumer
 from txmq.errors import ConnectionLostError, UnknownTopicError
 from txmq.model import TopicConfig, TopicPartition
 from txmq.registry.topics import Topic

@@ -12,8 +12,7 @@ from tools.simulated.clock import SimClock
 from txmq.client.producer.core import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import PartitionQueue
-from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import AssignedSequence, SpoolIdentity
+from txmq.client.spooling.spool import AssignedSequence, Spool, SpoolIdentity
 from txmq.client.spooling.spool_sessions import Sessions, stamped
 from txmq.client.transaction.homes import PendingCommits
 from txmq.client.transport.connection import Connection, Pending, Waiter

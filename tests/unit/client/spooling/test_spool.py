@@ -17,8 +17,7 @@ import pytest
 
 from tests.open_files import open_files
 from txmq.client.producer.core import TopicRef
-from txmq.client.spooling.spool import FILE_NAME, Spool
-from txmq.client.spooling.spool_rows import EPOCH_MAX, AssignedSequence, Held, SpoolIdentity
+from txmq.client.spooling.spool import EPOCH_MAX, FILE_NAME, AssignedSequence, Held, Spool, SpoolIdentity
 from txmq.errors import DirectoryInUseError, SpoolFullError, StorageError
 
 PARTITION = ("orders", 3)

@@ -11,8 +11,7 @@ from tests.unit.client.homes import Cluster
 from tests.unit.client.spooling.test_spool_homes import NamedPartition, ordered, send
 from txmq.client.spooling.direct_sender import Unsent
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
-from txmq.client.spooling.spool import Spool
-from txmq.client.spooling.spool_rows import Ticket
+from txmq.client.spooling.spool import Spool, Ticket
 from txmq.errors import StaleTopicError
 from txmq.model import SendStatus
 from txmq.testing.eventually import eventually

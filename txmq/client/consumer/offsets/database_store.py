@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from txmq.client.consumer.offsets.offset_store import OffsetPosition, StoredOffset
+from txmq.client.consumer.offsets.offset_store import FrameworkConnection, OffsetPosition, StoredOffset
 from txmq.errors import (
     ConfigError,
     FencedError,
@@ -42,7 +42,6 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Lock, current_strand
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_for, placeholder_of
-from txmq.xa.database.framework_connection import FrameworkConnection
 from txmq.xa.database.guarded_connection import GuardedConnection, behind_guard, doom
 from txmq.xa.database.loop_connection import driver_name, on_loop
 from txmq.xa.database.refusals import ASK_AGAIN_S, Refusal, described, refusal_of

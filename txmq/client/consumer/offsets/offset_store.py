@@ -10,10 +10,16 @@ Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
     * an offset is saved under the newest generation or not at all; a refused one changes nothing;
     * the next load finds what was saved, also in another process, with its texts about deferred messages and the log;
     * a store that cannot answer raises: it never says "nothing saved" for "not known".
+
+A connection that a framework holds for the application, in the transaction that the framework has open.
+
+``txmq.sqlalchemy`` and ``txmq.django`` have one class each: statements go through the framework, which so begins its
+transaction, knows of its failures, and lets its own listeners see them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -21,8 +27,44 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 from txmq.errors import StorageError, TxmqError
 from txmq.model import TopicPartition
 from txmq.runtime.threads import off_loop
-from txmq.xa.database.framework_connection import is_of_loop
+from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.guarded_connection import GuardedConnection, in_its_thread
+from txmq.xa.database.loop_connection import LoopConnection
+
+
+class FrameworkConnection(ABC):
+    """See the module's docstring; for ``dbapi.run``.
+
+    Args:
+        dialect: of the database.
+        placeholder: how a parameter is written, whatever the driver's own way is.
+        is_of_loop: its calls are awaited, in the strand that makes them.
+
+    Thread safety: the framework's.
+    """
+
+    def __init__(self, dialect: Dialect, placeholder: str, *, is_of_loop: bool = False) -> None:
+        self.dialect, self.placeholder, self.is_of_loop = dialect, placeholder, is_of_loop
+
+    @abstractmethod
+    def cursor(self) -> Any:
+        """A cursor, as DB-API has it."""
+
+    @abstractmethod
+    def would_autocommit(self) -> bool:
+        """Whether a statement would be committed by itself."""
+
+    @abstractmethod
+    def doom(self, error: BaseException) -> None:
+        """See to it that the open transaction does not commit, whatever the application does."""
+
+
+def is_of_loop(connection: Any) -> bool:
+    """Whether the connection is used by the strands of its loop, each call in the caller's own task."""
+    return isinstance(connection, LoopConnection) or (
+        isinstance(connection, FrameworkConnection) and connection.is_of_loop
+    )
+
 
 T = TypeVar("T")
 _orders = count(1)

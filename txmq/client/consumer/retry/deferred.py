@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from txmq.client.consumer.consumed_partition import ConsumedPartition, Waiting
 from txmq.client.consumer.retry.dead_letters import DeadLetters, LogAt
-from txmq.client.consumer.retry.retry_store import RetryStore, Stored
-from txmq.client.consumer.retry.topic_store import RetryTopic
+from txmq.client.consumer.retry.retry_store import RetryStore, RetryTopic, Stored
 from txmq.errors import ClosedError, OffsetOutOfRangeError, StorageError, TxmqError
 from txmq.model import Message, TopicPartition
 from txmq.runtime.logging import Logger

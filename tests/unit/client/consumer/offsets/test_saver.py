@@ -12,7 +12,7 @@ from tools.simulated.clock import SimClock
 from tools.simulated.stand_in import StandIn
 from txmq.client.consumer.assigned_partitions import AssignedPartitions
 from txmq.client.consumer.consumed_partition import ConsumedPartition
-from txmq.client.consumer.group_requests import GroupRequests
+from txmq.client.consumer.group_member import GroupRequests
 from txmq.client.consumer.offsets.offset_store import BrokerOffsetStore, NoOffsetStore, OffsetStore
 from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.options import ConsumerOptions, ConsumerSettings, MemberSettings

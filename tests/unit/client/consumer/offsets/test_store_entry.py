@@ -8,8 +8,8 @@ import pytest
 
 from tests.logged import said
 from tools.simulated.clock import SimClock
+from txmq.client.consumer.consumer import StoreEntry
 from txmq.client.consumer.offsets.offset_store import NoOffsetStore
-from txmq.client.consumer.offsets.store_entry import StoreEntry
 from txmq.errors import OffsetStoreAwayError, StorageError
 from txmq.runtime.logging import get_logger
 
