@@ -1,13 +1,6 @@
-"""Where a client looks for its first broker: ``txmq://`` names brokers, ``zk://`` the registry that knows them.
+"""Where a client finds its first broker, and its password.
 
-Where a program finds its password: in a file that only its owner may read, or in the environment.
-
-Where the homes of a cluster are led, looked up by all clients of a process together.
-
-Theory of operation. A look-up costs the registry a session. While no broker answers, each connection of each client
-would ask anew at every attempt. So one look-up is under way at a time, and those that come meanwhile share its result.
-It is followed by a pause, which doubles, with jitter, while look-ups come one after another: for so long the
-answer is repeated. A failure that is nearly over is waited for; it is repeated where the caller has no time to ask.
+``txmq://`` names brokers, ``zk://`` the registry that knows them.
 """
 
 from __future__ import annotations
@@ -42,6 +35,12 @@ if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
 
 PASSWORD = "TXMQ_PASSWORD"  # noqa: S105  the name of a variable
+PAUSE_S: Final = Backoff(0.1, 2.0)
+QUIET_S: Final = 2 * PAUSE_S.most  # without a look-up for so long the next pause is the shortest again
+_JITTER_BITS: Final = 16
+SESSION_TIMEOUT_MS = 10_000
+CLOCK: Clock = OSClock()
+_look_ups: dict[Ensemble, LeaderLookup] = {}
 
 
 def of_environment(name: str = PASSWORD) -> str:
@@ -63,11 +62,6 @@ def read_password(path: str) -> str:
     return line
 
 
-PAUSE_S: Final = Backoff(0.1, 2.0)
-QUIET_S: Final = 2 * PAUSE_S.most  # without a look-up for so long the next pause is the shortest again
-_JITTER_BITS: Final = 16
-
-
 class _Answer(NamedTuple):
     """The result of a look-up, and when it ended."""
 
@@ -83,7 +77,15 @@ class _Answer(NamedTuple):
 
 
 class LeaderLookup:
-    """See the module's docstring. Thread safety: any thread.
+    """Where the homes of a cluster are led, looked up by all clients of a process together.
+
+    Theory of operation. A look-up costs the registry a session. While no broker answers, each connection of each client
+    would ask anew at every attempt. So one look-up is under way at a time, and those that come meanwhile share its
+    result. It is followed by a pause, which doubles, with jitter, while look-ups come one after another: for so long
+    the answer is repeated. A failure that is nearly over is waited for; it is repeated where the caller has no time to
+    ask.
+
+    Thread safety: any thread.
 
     Args:
         ask: asks the registry, within so many seconds.
@@ -139,11 +141,6 @@ class LeaderLookup:
     def forked(self) -> None:
         """In a forked child: a thread of the parent may have had its turn."""
         self._turn = Exclusive()
-
-
-SESSION_TIMEOUT_MS = 10_000
-CLOCK: Clock = OSClock()
-_look_ups: dict[Ensemble, LeaderLookup] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Theory of operation. The first link leads to the bootstrap addresses. A broker that is alone owns every partition, so
 that link stays the only one (``is_single_home``). A broker with a registry says so in its answer to ``hello``: the link
 is bound to its home then, and the links of the other homes are made when they are needed. What is known of the cluster
-(``metadata_cache``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s,
+(``MetadataCache``) comes with every answer to ``meta``: a producer or consumer asks for its topics again every 30 s,
 and a partition never moves. A broker that does not own a partition refuses it with 409: the topic is asked for again.
 
 A home that cannot be reached may be led elsewhere by now: before another attempt, the other brokers are asked
@@ -14,12 +14,6 @@ Invariants:
     * a client of a broker that is alone has one link, and makes no request to learn routes;
     * a home has one link for as long as the client lives, and is asked for by name in each ``hello``;
     * what asks all homes, or all of a topic, leaves out those that are given up as lost (``txmq cluster retire``).
-
-A client's knowledge of a cluster: its homes, where they are led, and the home of each partition.
-
-Any broker tells it (``meta``, ``cluster homes``), as it knows it itself. Topics have versions, so that what an older
-answer says of one is not taken over. Where a home is led has none: the newest answer counts, and a wrong address is
-found out by ``hello``.
 """
 
 from __future__ import annotations
@@ -51,6 +45,11 @@ from txmq.runtime.threads import Attempt, Exclusive, Lock, watch_forks
 if TYPE_CHECKING:
     from txmq.runtime.tls import ClientTls
 
+ROUTE_REFRESH_INTERVAL_S: Final = 30.0
+CORRECTIONS_MAX: Final = 3  # 409s that one request follows
+_RETRY_S: Final = 0.05  # after every home was asked in vain
+T = TypeVar("T")
+
 
 class _KnownTopic(NamedTuple):
     """A topic; a later one of a name has a larger id, and a later state of a topic a larger version."""
@@ -61,7 +60,13 @@ class _KnownTopic(NamedTuple):
 
 
 class MetadataCache:
-    """See the module's docstring. Changes replace what is there, so that it can be read without a lock.
+    """A client's knowledge of a cluster: its homes, where they are led, and the home of each partition.
+
+    Any broker tells it (``meta``, ``cluster homes``), as it knows it itself. Topics have versions, so that what an
+    older answer says of one is not taken over. Where a home is led has none: the newest answer counts, and a wrong
+    address is found out by ``hello``.
+
+    Changes replace what is there, so that it can be read without a lock.
 
     Attributes:
         leaders: by home, where it is led; None if no leader is known to live.
@@ -144,13 +149,6 @@ class MetadataCache:
     def _learn_leaders(self, told: Fields) -> None:
         leaders = {int(home, 16): None if text is None else split_address(text) for home, text in told.items()}
         self.leaders = {**self.leaders, **leaders}
-
-
-ROUTE_REFRESH_INTERVAL_S: Final = 30.0
-CORRECTIONS_MAX: Final = 3  # 409s that one request follows
-_RETRY_S: Final = 0.05  # after every home was asked in vain
-
-T = TypeVar("T")
 
 
 class Routes:

@@ -1,7 +1,7 @@
-"""What an operator sees of a cluster: the answer of one broker, and what each home's own leader says; and what
-the operator says of it: that a home is lost for ever.
+"""What an operator sees and says of a cluster and its users.
 
-Users and what they may do, as operators see and change them.
+One broker answers, and each home's own leader for itself. An operator says that a home is lost for ever, who the users
+are, and what they may do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from txmq.client.routes import Routes
 
 _HOME_TIMEOUT_S = 2.0  # a leader that does not answer is told as such, and holds up the others' answers no longer
+_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def describe_cluster(routes: Routes, timeout: float) -> Fields:
@@ -79,9 +80,6 @@ def _asked(routes: Routes, row: dict[str, Any]) -> Fields | None:
     except TxmqError:
         return None
     return own if own["home"] == row["home"] else None
-
-
-_NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Users:

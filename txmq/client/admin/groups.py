@@ -1,18 +1,7 @@
-"""``client.groups``: list, describe, reset and delete consumer groups.
+"""``client.groups``: list, describe, reset and delete consumer groups; and what they have deferred (``txmq retry``).
 
 Each home has the members and offsets of its own partitions. What is read is put together; what is changed is first
 checked at all homes, then applied at one home after another. A change that ends in between may be repeated.
-
-What a group has deferred, for operators: ``txmq retry list|show|redeliver|drop``.
-
-Theory of operation. The group's saved offsets name what is deferred. A retry store on local disk, if its path is given,
-and the log have the contents. A change replaces the text that was read by another one. The broker refuses it if the
-text has changed meanwhile (``Groups.change_deferred``); then it is read again. Active members get the partitions anew,
-with the changed text, and messages that they had under way there are delivered again.
-
-Invariants:
-    * a message is dropped at the broker before its content is: a crash in between leaves a stale row;
-    * text that cannot be read is listed, and dropped only by ``drop_unreadable``.
 """
 
 from __future__ import annotations
@@ -48,6 +37,8 @@ if TYPE_CHECKING:
 
 FieldsList = list[Fields]
 _AWAY = (ConnectionLostError, RequestTimeoutError, UnavailableError)
+ATTEMPTS_MAX = 10  # at a change, while members save another text each time
+Deferred = dict[int, Waiting]
 
 
 class Groups:
@@ -227,10 +218,6 @@ def _merged(group: str, answers: Sequence[Fields]) -> Fields:
     }
 
 
-ATTEMPTS_MAX = 10  # at a change, while members save another text each time
-Deferred = dict[int, Waiting]
-
-
 class Selection(NamedTuple):
     """Which messages are meant; None stands for all topics, partitions or offsets."""
 
@@ -260,7 +247,16 @@ class Row(NamedTuple):
 
 
 class Retries:
-    """See the module's docstring.
+    """What a group has deferred, for operators: ``txmq retry list|show|redeliver|drop``.
+
+    Theory of operation. The group's saved offsets name what is deferred. A retry store on local disk, if its path is
+    given, and the log have the contents. A change replaces the text that was read by another one. The broker refuses it
+    if the text has changed meanwhile (``Groups.change_deferred``); then it is read again. Active members get the
+    partitions anew, with the changed text, and messages that they had under way there are delivered again.
+
+    Invariants:
+        * a message is dropped at the broker before its content is: a crash in between leaves a stale row;
+        * text that cannot be read is listed, and dropped only by ``drop_unreadable``.
 
     Args:
         client: of the broker.

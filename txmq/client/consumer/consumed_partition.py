@@ -17,17 +17,6 @@ Invariants:
     * ``keeps_key_order``: no message is delivered while an earlier one of its key is in hand or deferred. The partition
       waits for one in hand; one that is deferred lets it pass, and *blocks* what comes of its key, which is deferred
       too.
-
-Messages of one partition that were fetched and not delivered yet. No I/O, no clock.
-
-Theory of operation. Fetched batches stay as they came, CRC and place checked, until delivery gets to them. Then they
-are *opened*, one at a time: the messages of a batch are made, all of them or, if its records contradict its header,
-none. So what waits costs its bytes, and no time of the garbage collector. The thread that fetches opens the first batch
-of each answer, and reports if it is damaged; so a batch that cannot be opened later is fetched once more.
-
-Invariants:
-    * an interrupt loses no message and has none twice: what changes with a batch changes without a call in between,
-      because CPython interrupts after calls.
 """
 
 from __future__ import annotations
@@ -47,10 +36,21 @@ from txmq.model import Message, TopicPartition
 
 _MESSAGE_SIZE_BYTES = 100  # besides key and value
 Fetched = tuple[Sequence[Message], RawBatch | None, int]  # opened messages, or a batch; their size
+DEFERRED_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
+NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and one of them blocks the next one"
 
 
 class ReadAhead:
-    """See the module's docstring.
+    """Messages of one partition that were fetched and not delivered yet.
+
+    Fetched batches stay as they came, CRC and place checked, until delivery gets to them. Then they are *opened*, one
+    at a time: the messages of a batch are made, all of them or, if its records contradict its header, none. So what
+    waits costs its bytes, and no time of the garbage collector. The thread that fetches opens the first batch of each
+    answer, and reports if it is damaged; so a batch that cannot be opened later is fetched once more.
+
+    Invariants:
+        * an interrupt loses no message and has none twice: what changes with a batch changes without a call in between,
+          because CPython interrupts after calls.
 
     Attributes:
         open: the messages of the batch that is being delivered.
@@ -118,10 +118,6 @@ class ReadAhead:
 def _size(message: Message) -> int:
     value = message.value if type(message) is Message else message.value_view  # which makes no copy of a large one
     return _MESSAGE_SIZE_BYTES + len(value or b"") + len(message.key or b"")
-
-
-DEFERRED_MESSAGES_MAX = 1000  # of one partition; 60 characters each at most: below what the broker takes
-NO_ROOM = f"{DEFERRED_MESSAGES_MAX} messages are deferred, and one of them blocks the next one"
 
 
 def key_crc(message: Message) -> int | None:

@@ -2,38 +2,14 @@
 
 Theory of operation. The group's coordinator says which partitions are ours (``group_member``, a thread). A second
 thread keeps a ``get`` open at the broker for every partition that has room (``fetcher``, a connection of its own), and
-checks the answers (``read_ahead``). ``poll``, iteration and ``run`` (``listener``) take from what was fetched,
-partition by partition in turn (``assigned_partitions``). ``ack`` marks; marks are saved every ``offset_save_interval``,
-and always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. ``failures`` decides what becomes
-of a message that fails.
+checks the answers (``ReadAhead``). ``poll``, iteration and ``run`` (``Listener``) take from what was fetched, partition
+by partition in turn (``assigned_partitions``). ``ack`` marks; marks are saved every ``offset_save_interval``, and
+always before a partition is handed over, on ``close`` and on SIGTERM in ``run``. ``failures`` decides what becomes of a
+message that fails.
 
 Invariants:
     * at least once: a message that was not acknowledged is delivered again, to the next owner of the partition;
     * memory is bounded: ``buffer_size_bytes`` a consumer, shared by its partitions, plus one fetch each.
-
-A consumer's way into its offset store: when it is made, or as soon as the store answers.
-
-A member joins its group only after that: it could load nothing of the partitions that it would hold.
-
-A consumer without a group: it has every partition of its topics, and saves nothing. A thread of its own.
-
-Theory of operation. A broadcast's member without a name has this in place of a ``GroupMember``. The thread asks the
-broker every ``heartbeat_interval`` which partitions the topics have, and gives all of them to the ``ConsumerHomes``.
-There is nothing to hand over or to save, and nothing is left when the consumer ends. Positions are in memory, so a
-restart of the broker changes nothing.
-
-Invariants:
-    * every partition of every topic is consumed: from ``start`` if it existed at the beginning, from its first message
-      if it came later;
-    * a topic that was deleted and created under the same name is another one;
-    * a broker that cannot be reached takes nothing away.
-
-``Consumer.run``: a listener, called with each message by several threads.
-
-Partitions run in parallel, each in order: one thread at a time works for a partition, for some ms before it is the next
-one's turn, or for one message if that takes longer. If a message fails, its partition waits until the message is
-delivered again. What is no ``Exception`` (SystemExit, the end of a greenlet) is not the message's failure: all threads
-end, and ``run`` raises it. Otherwise its thread would end alone, and hold its partition.
 """
 
 from __future__ import annotations
@@ -85,9 +61,18 @@ from txmq.runtime.threads import (
 if TYPE_CHECKING:
     from txmq.client.client import Client
 
+Handle = Callable[[Message], object]
+CLOSE_S = 5.0
+RECORDS_MAX = 1_000_000_000
+__all__ = ["DEFAULTS", "Consumer", "ConsumerOptions", "ConsumerSettings"]
+
 
 class StoreEntry:
-    """See the module's docstring. Thread safety: any thread.
+    """A consumer's way into its offset store: when it is made, or as soon as the store answers.
+
+    A member joins its group only after that: it could load nothing of the partitions that it would hold.
+
+    Thread safety: any thread.
 
     Args:
         store: None for the broker, which is entered by joining.
@@ -131,7 +116,21 @@ class StoreEntry:
 
 
 class UngroupedConsumer:
-    """See the module's docstring. Thread safety: any thread."""
+    """A consumer without a group: it has every partition of its topics, and saves nothing. A thread of its own.
+
+    A broadcast's member without a name has this in place of a ``GroupMember``. The thread asks the broker every
+    ``heartbeat_interval`` which partitions the topics have, and gives all of them to the ``ConsumerHomes``. There is
+    nothing to hand over or to save, and nothing is left when the consumer ends. Positions are in memory, so a restart
+    of the broker changes nothing.
+
+    Invariants:
+        * every partition of every topic is consumed: from ``start`` if it existed at the beginning, from its first
+          message if it came later;
+        * a topic that was deleted and created under the same name is another one;
+        * a broker that cannot be reached takes nothing away.
+
+    Thread safety: any thread.
+    """
 
     def __init__(self, topics: Topics, settings: MemberSettings, partitions: ConsumerHomes) -> None:
         self._topics, self._settings, self._partitions = topics, settings, partitions
@@ -198,11 +197,15 @@ class UngroupedConsumer:
         return there
 
 
-Handle = Callable[[Message], object]
-
-
 class Listener:
-    """See the module's docstring. Thread safety: any thread; several threads may call ``work``.
+    """``Consumer.run``: a listener, called with each message by several threads.
+
+    Partitions run in parallel, each in order: one thread at a time works for a partition, for some ms before it is the
+    next one's turn, or for one message if that takes longer. If a message fails, its partition waits until the message
+    is delivered again. What is no ``Exception`` (SystemExit, the end of a greenlet) is not the message's failure: all
+    threads end, and ``run`` raises it. Otherwise its thread would end alone, and hold its partition.
+
+    Thread safety: any thread; several threads may call ``work``.
 
     Attributes:
         error: why a thread has ended before the others.
@@ -301,11 +304,6 @@ class Listener:
         if self._assignment.has_room:
             self._fetch_more()
         return found
-
-
-CLOSE_S = 5.0
-RECORDS_MAX = 1_000_000_000
-__all__ = ["DEFAULTS", "Consumer", "ConsumerOptions", "ConsumerSettings"]
 
 
 class Consumer:

@@ -1,7 +1,7 @@
 """Fetches for a consumer from one home: keeps a ``get`` open there for every partition that has room.
 
 Theory of operation. The thread that makes room sends the request. One thread waits for the answers on a connection of
-its own, checks them and gives them to their partitions (``read_ahead``); not while they are being read, because it may
+its own, checks them and gives them to their partitions (``ReadAhead``); not while they are being read, because it may
 have to ask for the topic. Each get has a number: the answer is dropped if
 ``seek`` or the loss of the partition has overtaken it.
 

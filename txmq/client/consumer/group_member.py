@@ -1,11 +1,10 @@
 """A consumer's membership in its group at one home: joins, sends heartbeats, hands partitions over. Its own thread.
 
 Theory of operation. A heartbeat waits at the broker until the member's view of the group has changed, at most
-``heartbeat_interval``. The changes go to the ``Handover``: new partitions with their generation and offset,
-partitions to be released, partitions that are lost. A member that cannot reach the broker for the session timeout
-counts itself as expelled and consumes nothing more, because its partitions go to other members. Each process has an
-*incarnation* besides the member's name. A process that joins under a name in use takes over, and the older one ends
-with an error.
+``heartbeat_interval``. The changes go to the ``Handover``: new partitions with their generation and offset, partitions
+to be released, partitions that are lost. A member that cannot reach the broker for the session timeout counts itself as
+expelled and consumes nothing more, because its partitions go to other members. Each process has an *incarnation*
+besides the member's name. A process that joins under a name in use takes over, and the older one ends with an error.
 
 Invariants:
     * a partition is released only when its messages under way are dealt with (or their time is over) and its offset is
@@ -14,20 +13,6 @@ Invariants:
     * offsets that cannot be loaded or saved now (a store that is away) stop neither heartbeats nor other partitions;
     * partitions are begun in slices, with a heartbeat in between: many of them, or a slow store, expel nobody;
     * the thread survives every error: without it the consumer would go on with partitions that are others' by then.
-
-A member's requests to the broker about its group, over a connection of their own.
-
-The broker notices at once if a process is killed, because its connection ends.
-
-The grant of a consumer that must be the only one of its group, over several homes.
-
-Theory of operation. One home, the group's anchor, says which member has everything, under a number that grows. The
-consumer joins the other homes under that number: each lets go of whichever member had an older one. A consumer begins
-nothing before every home has heard of its grant, unless the holder before it left in order. So a consumer that is taken
-for gone at the anchor, and is alive at another home, never consumes at the same time as its successor. A home that is
-away holds up a successor that way, and never the holder.
-
-Invariant: a consumer that loses its grant, or cannot reach the anchor for the session timeout, gives up everything.
 """
 
 from __future__ import annotations
@@ -66,6 +51,9 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT_S = 5.0
 Fields = dict[str, str | int | None]
+RETRY_S = 0.1
+ENTER_AGAIN_S = Backoff(0.1, 2.0)
+LOADED_TOGETHER_MAX = 200
 
 
 class SupersededError(FencedError):
@@ -73,7 +61,12 @@ class SupersededError(FencedError):
 
 
 class GroupRequests:
-    """See the module's docstring. Thread safety: any thread."""
+    """A member's requests to the broker about its group, over a connection of their own.
+
+    The broker notices at once if a process is killed, because its connection ends.
+
+    Thread safety: any thread.
+    """
 
     def __init__(self, connection: ReconnectingConnection, settings: MemberSettings) -> None:
         self._connection, self._settings = connection, settings
@@ -128,7 +121,17 @@ class GroupRequests:
 
 
 class ExclusiveGrant:
-    """See the module's docstring. A broker that is alone, and members that share, know of no grant. Thread-safe.
+    """The grant of a consumer that must be the only one of its group, over several homes.
+
+    One home, the group's anchor, says which member has everything, under a number that grows. The consumer joins the
+    other homes under that number: each lets go of whichever member had an older one. A consumer begins nothing before
+    every home has heard of its grant, unless the holder before it left in order. So a consumer that is taken for gone
+    at the anchor, and is alive at another home, never consumes at the same time as its successor. A home that is away
+    holds up a successor that way, and never the holder.
+
+    Invariant: a consumer that loses its grant, or cannot reach the anchor for the session timeout, gives up everything.
+
+    A broker that is alone, and members that share, know of no grant. Thread-safe.
 
     Args:
         count_homes: how many homes there are.
@@ -166,11 +169,6 @@ class ExclusiveGrant:
     def may_begin(self) -> bool:
         """Whether no other consumer has anything."""
         return self.anchor is None or (self.number > 0 and (self._is_clean or len(self._heard) >= self._count_homes()))
-
-
-RETRY_S = 0.1
-ENTER_AGAIN_S = Backoff(0.1, 2.0)
-LOADED_TOGETHER_MAX = 200
 
 
 class Assigned(NamedTuple):

@@ -5,15 +5,6 @@ Invariants:
     * an offset that was saved in another log (``txmq.log.history``) counts as far as the two are the same; of another
       topic's none does, and the group begins at the log's start, whatever ``start`` says: nothing is skipped;
     * a revoked partition is released when its messages under way are dealt with, or their time is over.
-
-Where a group begins in a partition of which it has saved nothing: at its first message, if it was added later.
-
-Theory of operation. A partition that is added to a topic may have another home than those before it, and that home
-knows nothing of the group. So the consumer asks the homes of the topic's other partitions: each keeps how many
-partitions the topic had when it first handed one of them to the group. A partition with a higher number was added
-later, and so was one that the consumer itself did not find when it joined.
-
-Invariant: while a home does not answer that may know of an earlier beginning, nothing is begun at the log's end.
 """
 
 from __future__ import annotations
@@ -41,13 +32,25 @@ if TYPE_CHECKING:
     from txmq.client.client import Client
     from txmq.client.home_link import HomeLink
 
+HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
+
 
 class BeginningUnknownError(StorageError):
     """A home that may know where the group began does not answer."""
 
 
 class Beginnings:
-    """See the module's docstring. Thread safety: any thread."""
+    """Where a group begins in a partition of which it has saved nothing: at its first message, if it was added later.
+
+    A partition that is added to a topic may have another home than those before it, and that home knows nothing of the
+    group. So the consumer asks the homes of the topic's other partitions: each keeps how many partitions the topic had
+    when it first handed one of them to the group. A partition with a higher number was added later, and so was one that
+    the consumer itself did not find when it joined.
+
+    Invariant: while a home does not answer that may know of an earlier beginning, nothing is begun at the log's end.
+
+    Thread safety: any thread.
+    """
 
     def __init__(self, client: Client, membership: MemberSettings) -> None:
         self._client, self._membership = client, membership
@@ -98,9 +101,6 @@ class Beginnings:
         if silent is not None:
             raise BeginningUnknownError(f"{topic}-{number} may be newer than the group: {silent}") from silent
         return False
-
-
-HAND_OVER_S = 1.0  # that messages under way get, before their partition goes to another member
 
 
 class Handover:

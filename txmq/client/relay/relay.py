@@ -4,8 +4,6 @@ Any number of relays of one outbox may run: one has the lease, the others wait. 
 the next one, which learns what became of it.
 
 Source: the transactional outbox; what is different is in ``txmq/outbox/relay_core.py``.
-
-How much waits in an outbox, and for how long: looked at now and then, and told where messages wait too long.
 """
 
 from __future__ import annotations
@@ -53,10 +51,22 @@ LOOK_EVERY_S: Final = 2.0
 WAITS_MS_MAX: Final = 60_000
 TOLD_EVERY_S: Final = 60.0
 _LOOKS_SHARE: Final = 100  # of the time at most: a million rows take a fifth of a second to count
+_THREAD_NAME: Final = "txmq-relay"
+_IDLE_S: Final = Backoff(0.002, 0.020)
+_TURN_EVERY_S: Final = 1.0  # of an idle relay
+_AWAY_S: Final = Backoff(0.050, 2.0)
+_HELD_S: Final = 0.5
+_LOOK_AGAIN_S: Final = 1.0
+_ASK_AGAIN_S: Final = Backoff(10.0, 120.0)  # whether a broker was put right: it is asked seldom, and ever more so
+_RENEW_EVERY_S: Final = 3.0
+_BUSY_ROWS: Final = 8  # a page of so many, and less than a full one: more are coming, and a page costs what it costs
+_BUSY_TURN_S: Final = 0.010
+_TOPICS_S: Final = 30.0
+_CLOSE_S: Final = 10.0
 
 
 class BacklogWatch:
-    """See the module's docstring.
+    """How much waits in an outbox, and for how long: looked at now and then, and told where messages wait too long.
 
     Args:
         look: asks the database; None if it is away.
@@ -93,20 +103,6 @@ class BacklogWatch:
                 "outbox: messages wait", waiting=found.waiting, oldest_s=found.oldest_ms // 1000, parked=found.parked,
                 reason=reason,
             )  # fmt: skip
-
-
-_THREAD_NAME: Final = "txmq-relay"
-_IDLE_S: Final = Backoff(0.002, 0.020)
-_TURN_EVERY_S: Final = 1.0  # of an idle relay
-_AWAY_S: Final = Backoff(0.050, 2.0)
-_HELD_S: Final = 0.5
-_LOOK_AGAIN_S: Final = 1.0
-_ASK_AGAIN_S: Final = Backoff(10.0, 120.0)  # whether a broker was put right: it is asked seldom, and ever more so
-_RENEW_EVERY_S: Final = 3.0
-_BUSY_ROWS: Final = 8  # a page of so many, and less than a full one: more are coming, and a page costs what it costs
-_BUSY_TURN_S: Final = 0.010
-_TOPICS_S: Final = 30.0
-_CLOSE_S: Final = 10.0
 
 
 class Relay:

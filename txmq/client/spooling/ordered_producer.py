@@ -9,18 +9,6 @@ The selector sees the topic's declared partitions. The broker is asked how many 
 answer, so that messages find their partition while the broker is away. A producer that has never reached the broker
 uses what its options declare; what the broker has answered counts before that. If the broker is away no message waits
 for it: what is known is used, and asked for again ``TOPIC_AGE_S_MAX`` later.
-
-``client.producer(retry_store=...)``: a producer that keeps on local disk what it cannot send.
-
-Theory of operation. A message that joins no transaction is sent by an ordered producer (``ordered_producer``): there is
-one way to keep a message, to number it, and to send it again. So a message has its partition before anything is tried,
-messages that wait for a partition stay ahead of later ones, and the broker recognises what it has by its sequence. A
-message in a transaction's block joins it, as with every producer: a transaction's outcome is never kept for later.
-
-Invariants:
-    * Outside transactions ``send`` ends with a message at the broker, a message on this host's disk, or an error that
-      says that it is on neither.
-    * A transaction does not wait for kept messages, and may overtake them.
 """
 
 from __future__ import annotations
@@ -74,6 +62,9 @@ _STOP_S = 10.0
 _SPOOLED = "messages wait on local disk: their partition cannot be written now"
 _NOT_YET = "the spool cannot be drained yet; it is tried again"
 _NOT_GRANTED = "the spool cannot be drained before its user has a grant; it is tried again"  # besides the other one
+_DEFAULTS = ProducerSettings()
+_AT_A_TIME = 256  # of many messages; then an event loop goes on
+_WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,13 +427,21 @@ class OrderedMessageProducer:
             raise ClosedError(self._closed)
 
 
-_DEFAULTS = ProducerSettings()
-_AT_A_TIME = 256  # of many messages; then an event loop goes on
-_WITHOUT_STORE = ("linger_ms", "batch_size_bytes", "buffer_size_bytes", "max_in_flight")
-
-
 class RetryingProducer(Producer):
-    """A producer with a retry store; made by ``Client.producer``. Thread safety: as ``Producer``.
+    """``client.producer(retry_store=...)``: a producer that keeps on local disk what it cannot send.
+
+    A message that joins no transaction is sent by an ordered producer (``OrderedMessageProducer``): there is one way to
+    keep a message, to number it, and to send it again. So a message has its partition before anything is tried,
+    messages that wait for a partition stay ahead of later ones, and the broker recognises what it has by its sequence.
+    A message in a transaction's block joins it, as with every producer: a transaction's outcome is never kept for
+    later.
+
+    Invariants:
+        * Outside transactions ``send`` ends with a message at the broker, a message on this host's disk, or an error
+          that says that it is on neither.
+        * A transaction does not wait for kept messages, and may overtake them.
+
+    Thread safety: as ``Producer``.
 
     Raises:
         ConfigError: an argument that only a producer without a store takes.

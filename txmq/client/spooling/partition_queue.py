@@ -19,8 +19,8 @@ answer came, or another process sent it) is not parked as refused before the log
 
 The session may be gone meanwhile (410), or the partition may not know its sequences (its topic was created anew). Then
 nothing is stored under that sequence any more. After ``VISIBILITY_WAIT_S`` in one incarnation of the broker, in which
-all that was stored becomes visible, the log is read (``log_lookup``): a batch that is there is done, one that is not
-gets a new sequence. If retention took the part of the log that would tell, the message is parked, never guessed.
+all that was stored becomes visible, the log is read (``look_up``): a batch that is there is done, one that is not gets
+a new sequence. If retention took the part of the log that would tell, the message is parked, never guessed.
 
 With several homes the partition has one, which a topic that is created anew may change. The queue goes over to the new
 home when nothing is sent directly. Sequences of the old home's session count nowhere any more: the log of the new home
@@ -35,15 +35,6 @@ Invariants:
     * Nothing is enqueued in the spool while a direct send is unfinished: that is taken over first.
     * A sequence is used for one batch only; it is given to another one only after a certain refusal.
     * Only the spooling thread takes over: it is no thread of the application, so no KeyboardInterrupt strikes it.
-
-The rules of a partition's queue: which rows of the spool go out together, and what a refusal means.
-
-Look for a batch in the log, if its session can no longer tell whether it is stored.
-
-A session that has ended (410), or a partition that does not know its sequences (its topic was created anew), takes
-nothing more under that sequence. So the log is the whole truth, once all that it holds is visible. Batches keep
-producer id, epoch, sequence and CRC in the log. A batch that is not found in a log that goes back to before its first
-sending was never stored. If retention has removed that part, the answer is unknown.
 """
 
 from __future__ import annotations
@@ -94,6 +85,9 @@ if TYPE_CHECKING:
 
 GONE = (UnknownTopicError, StaleTopicError)  # the topic is; with it went what it held
 POISON = (TooLargeError, InvalidBatchError, BadRequestError, InvalidNameError, LocalProtocolError, *GONE)
+READ_SIZE_BYTES = 1 << 20
+DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
+VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then
 
 
 def stored_at(reply: Reply) -> int:
@@ -150,9 +144,6 @@ def damage_of(entry: Entry) -> str | None:
     return None
 
 
-READ_SIZE_BYTES = 1 << 20
-
-
 class StoredInLog(enum.Enum):
     """Whether the log holds a batch."""
 
@@ -174,7 +165,14 @@ def broker_epoch(home: SpoolHome) -> str:
 
 
 def look_up(client: Client, entry: Entry) -> StoredInLog:
-    """Read the partition from the offset that it had reached before the batch was first sent.
+    """Look for a batch in the log, if its session can no longer tell whether it is stored.
+
+    A session that has ended (410), or a partition that does not know its sequences (its topic was created anew), takes
+    nothing more under that sequence. So the log is the whole truth, once all that it holds is visible. Batches keep
+    producer id, epoch, sequence and CRC in the log. A batch that is not found in a log that goes back to before its
+    first sending was never stored. If retention has removed that part, the answer is unknown.
+
+    Read the partition from the offset that it had reached before the batch was first sent.
 
     Raises:
         UnknownTopicError: the partition is gone, with all it held.
@@ -200,10 +198,6 @@ def look_up(client: Client, entry: Entry) -> StoredInLog:
 def _identity(batch: bytearray | memoryview) -> tuple[int, ...]:
     fields = HEADER.unpack_from(batch)
     return fields[4], *fields[9:12]  # CRC, producer id, epoch, sequence
-
-
-DRAIN_BATCHES_MAX, DRAIN_SIZE_BYTES_MAX = 256, 4 << 20  # numbered by one synced transaction, and removed by another
-VISIBILITY_WAIT_S = 35.0  # longer than the broker's visibility_hold_ms_max: what is stored is visible by then
 
 
 class PartitionQueue:

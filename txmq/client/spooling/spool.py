@@ -1,9 +1,9 @@
 """The spool: batches on local disk that wait for their partition, in order, with the sequences they were sent with.
 
-A directory with a local store (``runtime/local_store.py``): a batch is on disk when ``append`` returns. One
-row is one encoded batch, kept as it was encoded. Its *assigned sequence* (session, epoch, sequence) is in columns of
-its own, so that the same row always gives the same bytes, by which the broker recognises a duplicate. A row without
-one was certainly never stored. A sequence is assigned before the batch is sent.
+A directory with a local store (``runtime/local_store.py``): a batch is on disk when ``append`` returns. One row is one
+encoded batch, kept as it was encoded. Its *assigned sequence* (session, epoch, sequence) is in columns of its own, so
+that the same row always gives the same bytes, by which the broker recognises a duplicate. A row without one was
+certainly never stored. A sequence is assigned before the batch is sent.
 
 Appending is in two steps, so that many threads share one synced transaction. ``enqueue`` reserves the place in the
 order, without I/O. ``wait_synced`` waits for the row: the thread that finds the file free writes for all that wait. So
@@ -18,8 +18,6 @@ Invariants:
     * Counts in memory are those of the file and of what is enqueued. After a write that was cut short they are read
       from the file again.
     * A commit whose sync failed is never repeated: the spool refuses to go on until it is opened anew.
-
-The rows of a spool: their values, and the SQL that makes and reads them (``spool``).
 """
 
 from __future__ import annotations
@@ -86,6 +84,9 @@ _OF_TOPIC = " WHERE topic = ? AND partition = ? AND topic_id = ? AND NOT parked"
 COUNT_OF_TOPIC = "SELECT coalesce(sum(messages), 0) FROM batches" + _OF_TOPIC  # noqa: S608
 PARK_TOPIC = "UPDATE batches SET parked = 1, reason = ?" + _OF_TOPIC  # noqa: S608
 Change = tuple[TopicPartition, int, int]  # partition, more messages, more bytes
+SIZE_BYTES_MAX = 1 << 30
+FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
+GROUP_MAX = 500  # appends that share one transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +204,6 @@ def entry_of(row: tuple) -> Entry:  # type: ignore[type-arg]
     return Entry(
         number, topic, partition, content, created_ms, attempts, reason, bool(parked), messages, topic_id, assigned
     )
-
-
-SIZE_BYTES_MAX = 1 << 30
-FILE_NAME, LOCK_NAME = "spool.sqlite", "lock"
-GROUP_MAX = 500  # appends that share one transaction
 
 
 class Spool:

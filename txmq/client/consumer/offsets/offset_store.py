@@ -2,19 +2,14 @@
 
 Theory of operation. The broker hands each partition to a member under a *generation*, a number that grows with each
 change of ownership. An ``OffsetStore`` keeps the offsets: in the broker (the default), in the application's own
-database, in a file, in ZooKeeper, or in a store of yours. The consumer's thread *loads* a partition when it
-is handed over, and *saves* it every ``offset_save_interval`` and before it is handed on.
+database, in a file, in ZooKeeper, or in a store of yours. The consumer's thread *loads* a partition when it is handed
+over, and *saves* it every ``offset_save_interval`` and before it is handed on.
 
 Invariants, which ``txmq.testing.OffsetStoreContract`` holds every store to:
     * loading fences: from its return on, nothing is saved under an older generation;
     * an offset is saved under the newest generation or not at all; a refused one changes nothing;
     * the next load finds what was saved, also in another process, with its texts about deferred messages and the log;
     * a store that cannot answer raises: it never says "nothing saved" for "not known".
-
-A connection that a framework holds for the application, in the transaction that the framework has open.
-
-``txmq.sqlalchemy`` and ``txmq.django`` have one class each: statements go through the framework, which so begins its
-transaction, knows of its failures, and lets its own listeners see them.
 """
 
 from __future__ import annotations
@@ -31,9 +26,15 @@ from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.guarded_connection import GuardedConnection, in_its_thread
 from txmq.xa.database.loop_connection import LoopConnection
 
+T = TypeVar("T")
+_orders = count(1)
+
 
 class FrameworkConnection(ABC):
-    """See the module's docstring; for ``dbapi.run``.
+    """A connection that a framework holds for the application, in the transaction that the framework has open.
+
+    ``txmq.sqlalchemy`` and ``txmq.django`` have one class each: statements go through the framework, which so begins
+    its transaction, knows of its failures, and lets its own listeners see them. For ``dbapi.run``.
 
     Args:
         dialect: of the database.
@@ -64,10 +65,6 @@ def is_of_loop(connection: Any) -> bool:
     return isinstance(connection, LoopConnection) or (
         isinstance(connection, FrameworkConnection) and connection.is_of_loop
     )
-
-
-T = TypeVar("T")
-_orders = count(1)
 
 
 def next_order() -> int:

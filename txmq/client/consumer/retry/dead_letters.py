@@ -1,4 +1,4 @@
-"""Dead letters: messages that the group gave up, in the topic ``<group>.dead-letter``.
+"""Dead letters: messages that the group gave up, in the topic ``<group>.dead-letter``; and how they are sent again.
 
 A dead letter is the message with its key, value, headers and tag, and headers that say why, from where and how often:
 ``txmq.dead.reason .topic .partition .offset .log .attempts .member``. If the content cannot come along,
@@ -10,33 +10,6 @@ leave it out.
 Invariants:
     * the dead letter is stored before the message is acknowledged: a crash in between leaves two of it, never none;
     * no message is too large for a dead letter, so none blocks its partition.
-
-A producer for one topic, made at the first message; what it sends joins no transaction block.
-
-Sends dead letters again, each once, even if it is killed or runs twice: ``txmq dead-letter redrive``.
-
-Theory of operation. Dead letters go out in transactions, and the topic ``<group>.dead-letter.redriven`` has the
-account in two kinds of records: before a transaction is committed, *begun* says which messages it will send under
-which txid; in the transaction itself, *done* says which it sent, so that both are visible or neither. Before it
-commits, a redrive reads the account up to its own *begun*, and settles each earlier *begun* of the same messages
-without a *done*: it asks the broker for that outcome with ``fence``, after which the transaction is committed or never
-will be. Messages that are done are left out. Of two that begin at the same time the later one in the log settles the
-earlier.
-
-The account is read when the redrive's own record in it is visible: then all before it is. The record waits if an
-earlier decision waits for a database that is away. An outcome that the broker no longer keeps (410) is final, but not
-known: another record is appended, and the account is read once more when that record is visible.
-
-Users who may write the dead-letter topic can put anything there, and a redrive has the rights of its operator. So
-it neither reads nor sends to a topic because a dead letter names it: the group reads that topic, as the broker knows,
-or the operator has named it.
-
-A message is known by where it came from, its log included (``txmq.log.history``: another topic of that name has other
-messages at its offsets): two dead letters of one message, because a consumer died in between, go out once.
-
-Invariants:
-    * of all transactions that would send a message, at most one commits, but for ``again``;
-    * nothing of a dead letter is changed: what was redriven is still there, and is shown as redriven.
 """
 
 from __future__ import annotations
@@ -69,13 +42,20 @@ if TYPE_CHECKING:
     from txmq.client.transaction.block import Transaction
 
 T = TypeVar("T")
+HEADER = "txmq.dead."
+VALUE = HEADER + "value"
+REASON_BYTES_MAX = 1000
+LogAt = Callable[[TopicPartition, int], str]  # ``AssignedPartitions.log_at``
+KIND = "txmq.redrive"
+REDRIVEN = "txmq.redriven"  # the header of a message that was redriven: of which dead letter
+CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
+_LOOK_AGAIN_S = 0.01
+Origin = tuple[str, int, int, str]  # topic, partition, offset, log
 
 
 class TopicProducer:
-    """See the module's docstring. Thread safety: any thread.
-
-    Args:
-        settings: of the topic, if it has to be created.
+    """A producer for one topic, made at the first message; what it sends joins no transaction block. Thread safety: any
+    thread.
     """
 
     def __init__(self, client: Client, topic: str, **settings: Any) -> None:
@@ -93,12 +73,6 @@ class TopicProducer:
         """Close the producer."""
         if self._producer is not None:
             self._producer.close()
-
-
-HEADER = "txmq.dead."
-VALUE = HEADER + "value"
-REASON_BYTES_MAX = 1000
-LogAt = Callable[[TopicPartition, int], str]  # ``AssignedPartitions.log_at``
 
 
 class DeadLetters:
@@ -171,13 +145,6 @@ class DeadLetters:
         self._producer.close()
 
 
-KIND = "txmq.redrive"
-REDRIVEN = "txmq.redriven"  # the header of a message that was redriven: of which dead letter
-CHUNK_MESSAGES, CHUNK_BYTES = 100, 4 << 20
-_LOOK_AGAIN_S = 0.01
-Origin = tuple[str, int, int, str]  # topic, partition, offset, log
-
-
 class DeadLetter(NamedTuple):
     """One dead letter: ``message`` is as it is in the dead-letter topic."""
 
@@ -209,7 +176,31 @@ def dead_letter_of(message: Message) -> DeadLetter:
 
 
 class Redrive:
-    """See the module's docstring. Thread safety: one thread.
+    """Sends dead letters again, each once, even if it is killed or runs twice: ``txmq dead-letter redrive``.
+
+    Dead letters go out in transactions, and the topic ``<group>.dead-letter.redriven`` has the account in two kinds of
+    records: before a transaction is committed, *begun* says which messages it will send under which txid; in the
+    transaction itself, *done* says which it sent, so that both are visible or neither. Before it commits, a redrive
+    reads the account up to its own *begun*, and settles each earlier *begun* of the same messages without a *done*: it
+    asks the broker for that outcome with ``fence``, after which the transaction is committed or never will be. Messages
+    that are done are left out. Of two that begin at the same time the later one in the log settles the earlier.
+
+    The account is read when the redrive's own record in it is visible: then all before it is. The record waits if an
+    earlier decision waits for a database that is away. An outcome that the broker no longer keeps (410) is final, but
+    not known: another record is appended, and the account is read once more when that record is visible.
+
+    Users who may write the dead-letter topic can put anything there, and a redrive has the rights of its operator. So
+    it neither reads nor sends to a topic because a dead letter names it: the group reads that topic, as the broker
+    knows, or the operator has named it.
+
+    A message is known by where it came from, its log included (``txmq.log.history``: another topic of that name has
+    other messages at its offsets): two dead letters of one message, because a consumer died in between, go out once.
+
+    Invariants:
+        * of all transactions that would send a message, at most one commits, but for ``again``;
+        * nothing of a dead letter is changed: what was redriven is still there, and is shown as redriven.
+
+    Thread safety: one thread.
 
     Args:
         client: of the broker.

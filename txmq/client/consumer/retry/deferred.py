@@ -1,7 +1,7 @@
 """What a consumer does with messages that fail: deferred, retried later, dead-lettered in the end.
 
 Theory of operation. A message that failed ``max_retries`` times in place is deferred. Its content is stored
-(``retry_store`` or ``topic_store``), its offset is noted in the ``ConsumedPartition``, then it is acknowledged, so that
+(``retry_store`` or ``RetryTopic``), its offset is noted in the ``ConsumedPartition``, then it is acknowledged, so that
 the partition moves on. The note is saved with the group's offset (``deferred``) and decides: JSON ``[[offset,
 failures, CRC of the key or null, copy], ...]`` of offsets below the saved one, with ``copy`` if the content is in the
 retry topic.

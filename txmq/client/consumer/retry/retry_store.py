@@ -1,27 +1,13 @@
-"""The retry store: contents of deferred messages, on local disk.
+"""The retry stores: contents of deferred messages, on local disk, or in the topic ``<group>.retry``.
 
-A local store (``runtime/local_store.py``): a message is on disk when ``put`` returns. The group's saved offset
-(``deferred``) decides which messages are deferred. This file keeps their contents, past retention and restarts, and
-lets an operator look at them. A row that the group does not name is stale: its message comes again by itself, or was
-acknowledged elsewhere. So is one of another log (``txmq.log.history``): it is of a message that is no longer there.
+The group's saved offset (``deferred``) decides which messages are deferred. A store keeps their contents, past
+retention and restarts. What the offset does not name means nothing: the message comes again by itself, or was
+acknowledged elsewhere.
 
-Invariants:
-    * a message is acknowledged to the group only after ``put`` returned;
-    * all rows together hold at most ``size_bytes_max``; ``put`` refuses what would pass it;
-    * consumers may share a file: rows are a group's, and a partition has one consumer of the group.
-
-``retry_store="topic"``: contents of messages that are deferred, copied into the topic ``<group>.retry``.
-
-For containers without a disk. A copy has the message's key, value, headers and tag, and headers that say where it
-came from and how often it had failed. No consumer reads the topic: the group's saved offset (``deferred``) decides what
-is deferred and names each copy, so a copy that it does not name means nothing. Contents are read from the message's own
-partition, and from the copy if retention has removed the message.
-
-Invariants:
-    * a message is acknowledged to the group only after its copy is in the broker's journal;
-    * nothing is lost with the host; a process that dies between copy and saved offset leaves a copy without a name, and
-      its message is delivered again from its own partition.
+Invariant: a message is acknowledged to the group only after its content is on disk, or in the broker's journal.
 """
+
+# ruff: noqa: S608  statements are put together from constants; values are bound
 
 from __future__ import annotations
 
@@ -51,6 +37,9 @@ CREATE TABLE messages (
 """
 _COLUMNS = "group_name, topic, partition, offset, key, value, headers, tag, timestamp_ms, txid, attempts, reason, log"
 _ONE = "WHERE group_name = ? AND topic = ? AND partition = ? AND offset = ?"
+SUFFIX = ".retry"
+RETENTION_MS = 30 * 24 * 3600 * 1000  # if the topic is created here; an operator may alter it
+HEADER = "txmq.retry."
 
 
 class Stored(NamedTuple):
@@ -64,7 +53,18 @@ class Stored(NamedTuple):
 
 
 class RetryStore:
-    """See the module's docstring. Thread safety: any thread of the process that opened it.
+    """The store on local disk (``runtime/local_store.py``): a message is on disk when ``put`` returns.
+
+    An operator may look at it.
+
+    A row that the group does not name is stale. So is one of another log (``txmq.log.history``): it is of a message
+    that is no longer there.
+
+    Invariants:
+        * all rows together hold at most ``size_bytes_max``; ``put`` refuses what would pass it;
+        * consumers may share a file: rows are a group's, and a partition has one consumer of the group.
+
+    Thread safety: any thread of the process that opened it.
 
     Raises:
         StorageError: from every method: the disk or SQLite refused.
@@ -160,13 +160,18 @@ def _stored(row: tuple[object, ...]) -> Stored:
     return Stored(str(group), message, int(str(attempts)), str(reason), str(log))
 
 
-SUFFIX = ".retry"
-RETENTION_MS = 30 * 24 * 3600 * 1000  # if the topic is created here; an operator may alter it
-HEADER = "txmq.retry."
-
-
 class RetryTopic:
-    """See the module's docstring. Thread safety: any thread."""
+    """``retry_store="topic"``: copies in the topic ``<group>.retry``, for containers without a disk.
+
+    A copy has the message's key, value, headers and tag, and headers that say where it came from and how often it had
+    failed. No consumer reads the topic: the group's saved offset names each copy. Contents are read from the message's
+    own partition, and from the copy if retention has removed the message.
+
+    Invariant: nothing is lost with the host; a process that dies between copy and saved offset leaves a copy without a
+    name, and its message is delivered again from its own partition.
+
+    Thread safety: any thread.
+    """
 
     def __init__(self, client: Client, group: str, member: str) -> None:
         self._client, self.topic, self._member = client, group + SUFFIX, member
