@@ -8,7 +8,6 @@ tests what was sent. ``import txmq`` loads none of it.
 from __future__ import annotations
 
 from txmq.django.offsets import offset_store
-from txmq.django.relaying import relay
-from txmq.django.sending import send
+from txmq.django.outbox import relay, send
 
 __all__ = ["offset_store", "relay", "send"]

@@ -17,8 +17,7 @@ from django.template import engines
 
 from txmq.client.relay.operator import Operator
 from txmq.django.models import Parked, Waiting
-from txmq.django.relaying import connector
-from txmq.django.sending import outbox_of
+from txmq.django.outbox import connector, outbox_of
 
 _SHOWN_MAX = 4000
 _CONFIRMATION: Final = """{% extends "admin/base_site.html" %}{% block content %}

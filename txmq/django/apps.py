@@ -1,7 +1,11 @@
-"""The app: checks, the relay's row after each ``migrate``, and the warning of ``stray_sends.py``."""
+"""The app: checks, the relay's row after each ``migrate``, and the warning of ``stray_sends.py``.
+
+Warns once where ``producer.send`` is called in ``atomic()``: its message stays when the transaction rolls back.
+"""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from django.apps import AppConfig
@@ -10,6 +14,27 @@ from django.db.models.signals import post_migrate
 
 from txmq.outbox.outbox import new_uuid
 from txmq.runtime.caller import SEND_WATCHERS
+
+_FRAMES = 4  # up to the caller of ``producer.send``
+
+
+def warn_once() -> None:
+    """Look at this thread's connections; called for each message that joins no transaction of txmq's."""
+    for connection in connections.all(initialized_only=True):
+        if _is_in_atomic(connection):
+            SEND_WATCHERS.remove(warn_once)
+            warnings.warn(
+                f"producer.send() in atomic() of database {connection.alias!r}: its message is sent at once, and stays "
+                "if the transaction rolls back; txmq.django.send() writes one that is sent when it commits",
+                RuntimeWarning,
+                stacklevel=_FRAMES,
+            )
+            return
+
+
+def _is_in_atomic(connection: Any) -> bool:
+    """Whether a block is open that is not the one of a TestCase."""
+    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
 
 
 class TxmqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
@@ -22,17 +47,17 @@ class TxmqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
 
     def ready(self) -> None:
         """Register what Django calls."""
-        from txmq.django import checks, stray_sends
+        from txmq.django import apps, checks
 
         checks.register()
         post_migrate.connect(_name_outbox, sender=self)
-        SEND_WATCHERS.append(stray_sends.warn_once)
+        SEND_WATCHERS.append(apps.warn_once)
 
 
 def _name_outbox(using: str, **_: Any) -> None:
     """See to it that there is the relay's row, which names the outbox: a ``flush`` takes it away with the rest."""
     from txmq.django.models import RelayRow
-    from txmq.django.sending import outbox_of
+    from txmq.django.outbox import outbox_of
 
     connection = connections[using]
     if not router.allow_migrate_model(using, RelayRow):

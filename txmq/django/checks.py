@@ -9,8 +9,7 @@ from django.conf import settings
 from django.core import checks
 from django.db import connections, router
 
-from txmq.django.relaying import connector, is_in_memory
-from txmq.django.sending import outbox_of
+from txmq.django.outbox import connector, is_in_memory, outbox_of
 from txmq.django.settings import configured, problems
 from txmq.model import is_valid_name
 from txmq.xa.database.dbapi import run

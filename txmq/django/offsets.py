@@ -16,7 +16,7 @@ from django.utils.connection import ConnectionProxy
 
 from txmq.client.consumer.offsets.database_store import DatabaseOffsetStore
 from txmq.client.consumer.offsets.offset_store import FrameworkConnection
-from txmq.django.relaying import connector, refuse_memory
+from txmq.django.outbox import connector, refuse_memory
 from txmq.errors import ConfigError
 from txmq.runtime.threads import current_strand
 from txmq.xa.database.dialects import dialect_for

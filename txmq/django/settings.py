@@ -25,8 +25,7 @@ from txmq.client.relay.database_side import Durability
 from txmq.config_sources import near_miss
 from txmq.errors import ConfigError
 from txmq.model import is_valid_name
-from txmq.outbox.codec import encoder_of
-from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX
+from txmq.outbox.outbox import ROWS_MAX, UNIT_BYTES_MAX, encoder_of
 
 KEYS: Final = ("BOOTSTRAP", "NAME", "CODEC", "ROWS_MAX", "UNIT_BYTES_MAX", "DURABILITY")
 DURABILITIES: Final[tuple[Durability, ...]] = ("forced", "weak")

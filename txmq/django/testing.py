@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from txmq.django.sending import outbox_of
+from txmq.django.outbox import outbox_of
 from txmq.outbox.page import OutboxRow
 
 _ROWS_MAX = 10_000

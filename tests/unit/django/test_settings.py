@@ -14,14 +14,14 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from txmq.django.settings import problems
 from txmq.errors import ConfigError
-from txmq.outbox.codec import encoder_of
+from txmq.outbox.outbox import encoder_of
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {}, {"BOOTSTRAP": "txmq://broker1,broker2:9"}, {"BOOTSTRAP": "zk://one,two/place"}, {"NAME": "shop"},
-        {"CODEC": "json"}, {"CODEC": str.encode}, {"CODEC": "txmq.outbox.codec.as_json"}, {"ROWS_MAX": 1},
+        {"CODEC": "json"}, {"CODEC": str.encode}, {"CODEC": "txmq.outbox.outbox.as_json"}, {"ROWS_MAX": 1},
         {"DURABILITY": "weak"},
         {"NAME": None, "CODEC": None},
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.outbox.codec import Codec, encoder_of
+from txmq.outbox.outbox import Codec, encoder_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import migrations, models
 from django.db.migrations.operations.base import Operation
 
-from txmq.django.sending import outbox_of
+from txmq.django.outbox import outbox_of
 
 
 class CreateOutbox(Operation):  # type: ignore[misc]  # Django has no types

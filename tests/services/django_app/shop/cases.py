@@ -24,9 +24,9 @@ from tests.services.django_app.shop.views import TOPIC, order
 from txmq.client.consumer.offsets.offset_store import OffsetPosition
 from txmq.client.relay.relay import Relay
 from txmq.client.transaction.current import enclosing
-from txmq.django import checks, offset_store, relay, send, sending, stray_sends
+from txmq.django import apps, checks, offset_store, outbox, relay, send
 from txmq.django.models import Parked
-from txmq.django.relaying import connector
+from txmq.django.outbox import connector
 from txmq.django.testing import sent
 from txmq.errors import ConfigError, FencedError, OutboxFullError, TransactionStateError
 from txmq.outbox.outbox import Outbox
@@ -169,7 +169,7 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         with transaction.atomic():
             with self.assertRaises(IntegrityError), transaction.atomic(savepoint=False):
                 order("ada")
-            sending.outbox_of("default")._looked = float("-inf")
+            outbox.outbox_of("default")._looked = float("-inf")
             with self.assertRaises(TransactionManagementError):
                 send(TOPIC, b"never")
         self.both(["ada"])
@@ -222,7 +222,7 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         with transaction.atomic():
             for customer in ("ada", "ben", "cleo"):
                 order(customer)
-        sending.outbox_of("default")._looked = float("-inf")
+        outbox.outbox_of("default")._looked = float("-inf")
         with self.assertRaises(OutboxFullError), transaction.atomic():
             order("dora")
         self.both(["ada", "ben", "cleo"])
@@ -300,7 +300,7 @@ class CommitCase(TransactionTestCase):  # type: ignore[misc]  # Django has no ty
         self.both(["ada", "ben", "cleo"])
 
     def test_flush_leaves_an_outbox_of_another_name(self) -> None:
-        tables = sending.outbox_of("default").tables(connection)
+        tables = outbox.outbox_of("default").tables(connection)
         before = tables.peek(connection)
         call_command("flush", interactive=False, verbosity=0)
         after = tables.peek(connection)
@@ -487,13 +487,13 @@ class IsolatedCase(TestCase):  # type: ignore[misc]
 
     def test_a_send_is_one_query(self) -> None:
         for _ in range(2):
-            sending.outbox_of("default")._looked = float("-inf")
+            outbox.outbox_of("default")._looked = float("-inf")
             with self.assertNumQueries(1):
                 send(TOPIC, b"ada")
 
     def test_driver_s_own_connection_is_taken(self) -> None:
-        sending.outbox_of("default")._looked = float("-inf")
-        sending.outbox_of("default").send(connection.connection, TOPIC, b"ada")
+        outbox.outbox_of("default")._looked = float("-inf")
+        outbox.outbox_of("default").send(connection.connection, TOPIC, b"ada")
         self.assertEqual([row.value for row in sent()], [b"ada"])
 
     @override_settings(TXMQ={"CODEC": "json"})  # type: ignore[untyped-decorator]
@@ -550,7 +550,7 @@ class StrayCase(TransactionTestCase):  # type: ignore[misc]
 
     def test_producer_in_atomic_warns_once(self) -> None:
         self.addCleanup(SEND_WATCHERS.__setitem__, slice(None), list(SEND_WATCHERS))
-        self.assertEqual(SEND_WATCHERS, [stray_sends.warn_once])
+        self.assertEqual(SEND_WATCHERS, [apps.warn_once])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             enclosing(self)

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 import txmq
-from txmq.django.relaying import relay, require_outbox
+from txmq.django.outbox import relay, require_outbox
 from txmq.django.settings import configured
 from txmq.errors import ConfigError
 from txmq.runtime.threads import Signal, until_terminated
