@@ -1,7 +1,7 @@
 """Outbox and inbox as an app of Django's: ``INSTALLED_APPS += ["txmq.django"]``, then ``send`` in ``atomic()``.
 
-``sending.py`` writes a message in the transaction that is open, ``offsets.py`` saves a consumer's offset there,
-``relaying.py`` runs a relay in this process, ``manage.py txmq_relay`` is a process of its own, ``testing.py`` shows
+``outbox.py`` writes a message in the transaction that is open, and runs a relay in this process; ``manage.py
+txmq_relay`` is a process of its own. ``offsets.py`` saves a consumer's offset in the transaction, ``testing.py`` shows
 tests what was sent. ``import txmq`` loads none of it.
 """
 

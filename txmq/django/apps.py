@@ -1,7 +1,4 @@
-"""The app: checks, the relay's row after each ``migrate``, and the warning of ``stray_sends.py``.
-
-Warns once where ``producer.send`` is called in ``atomic()``: its message stays when the transaction rolls back.
-"""
+"""The app: checks, the relay's row after each ``migrate``, and the warning of a ``producer.send`` in ``atomic()``."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ _FRAMES = 4  # up to the caller of ``producer.send``
 
 
 def warn_once() -> None:
-    """Look at this thread's connections; called for each message that joins no transaction of txmq's."""
+    """Warn once where ``producer.send`` is called in ``atomic()``: its message stays when the transaction rolls back.
+
+    Called for each message that joins no transaction of txmq's; looks at this thread's connections.
+    """
     for connection in connections.all(initialized_only=True):
         if _is_in_atomic(connection):
             SEND_WATCHERS.remove(warn_once)

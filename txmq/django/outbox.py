@@ -1,16 +1,16 @@
-"""``send``: a message in the transaction that Django has open, at any depth of ``atomic()``.
+"""The outbox of a database of Django's: ``send`` writes to it, ``relay`` takes its messages to the broker.
 
-The message is a row, written at once on Django's own connection, so that it shares the fate of all other rows: a
-savepoint that is rolled back takes it along. All messages of a transaction are one unit. Django has no place for what
-belongs to a transaction except its list of callbacks, ``run_on_commit``: there the unit is kept, and Django ends it
-with the transaction, or with the savepoint in which it began.
+*Sending*. A message is a row, written at once on Django's own connection, in the transaction that Django has open, at
+any depth of ``atomic()``. So it shares the fate of all other rows: a savepoint that is rolled back takes it along. All
+messages of a transaction are one unit. Django has no place for what belongs to a transaction except its list of
+callbacks, ``run_on_commit``: there the unit is kept, and Django ends it with the transaction, or with the savepoint in
+which it began.
+
+*The relay* runs in this process: Django's settings say how it reaches the database, and commits wake it. It has a
+connection of its own: none of a pool, out of autocommit, and on SQLite one whose commits are forced, whatever the
+project has chosen for its own.
 
 Source: Django 5.2, "Database transactions", "Performing actions after commit".
-
-A relay in this process: Django's settings say how it reaches the database, and commits wake it.
-
-The relay has a connection of its own: none of a pool, out of autocommit, and on SQLite one whose commits are forced,
-whatever the project has chosen for its own.
 """
 
 from __future__ import annotations

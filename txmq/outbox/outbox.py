@@ -9,8 +9,6 @@ where a transaction begins, so that two calls on a bare connection are two units
 
 Sources: PEP 249; Python, "sqlite3, Transaction control"; MariaDB, "OK_Packet" (server status); each driver's own word
 for an open transaction.
-
-From what an application sends to the bytes of a message.
 """
 
 from __future__ import annotations
@@ -35,6 +33,21 @@ from txmq.xa.database.thread_connection import ThreadConnection
 
 Codec = Literal["json"] | Callable[[Any], bytes] | None
 """``"json"``, a function of the application's, or None: values are bytes already."""
+
+UNIT_ROWS_MAX: Final = 10_000
+UNIT_BYTES_MAX: Final = 60 << 20  # a broker's ``transaction_size_bytes_max`` is 64 MiB, with what frames them
+ROWS_MAX: Final = 1_000_000
+UNITS_MAX: Final = 1000  # whose messages an outbox adds up: as many transactions of one process may be open at a time
+INSTALL_TRIES: Final = 3  # the services of a deployment begin together
+LOOK_EVERY_S: Final = 1.0
+LOOK_AGAIN_S: Final = 0.01  # after a transaction that must not count: its level is asked 100 times a second at most
+_MYSQL_IN_TRANSACTION: Final = 1568  # characteristics cannot be changed while a transaction is in progress
+_MYSQL_IN_TRANSACTION_FLAG: Final = 1  # of the server's status, which each of its answers has
+_POSTGRESQL_IDLE: Final = 0
+_POSTGRESQL_EXISTS: Final = ("23505", "42P07")  # unique_violation, duplicate_table
+_SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
+Message = tuple[str, bytes] | tuple[str, bytes, bytes | None]
+_RANDOM: Final[Random] = OSRandom()
 
 
 def encoder_of(
@@ -79,23 +92,7 @@ def as_json(value: Any, json_encoder: type[json.JSONEncoder] | None = None) -> b
         raise ConfigError(f"the value of a message is not JSON: {error}") from error
 
 
-UNIT_ROWS_MAX: Final = 10_000
-UNIT_BYTES_MAX: Final = 60 << 20  # a broker's ``transaction_size_bytes_max`` is 64 MiB, with what frames them
-ROWS_MAX: Final = 1_000_000
-UNITS_MAX: Final = 1000  # whose messages an outbox adds up: as many transactions of one process may be open at a time
-INSTALL_TRIES: Final = 3  # the services of a deployment begin together
-LOOK_EVERY_S: Final = 1.0
-LOOK_AGAIN_S: Final = 0.01  # after a transaction that must not count: its level is asked 100 times a second at most
-_MYSQL_IN_TRANSACTION: Final = 1568  # characteristics cannot be changed while a transaction is in progress
-_MYSQL_IN_TRANSACTION_FLAG: Final = 1  # of the server's status, which each of its answers has
-_POSTGRESQL_IDLE: Final = 0
-_POSTGRESQL_EXISTS: Final = ("23505", "42P07")  # unique_violation, duplicate_table
-_SQLITE_LEGACY: Final = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL
-Message = tuple[str, bytes] | tuple[str, bytes, bytes | None]
 """Topic and value, perhaps a key."""
-
-
-_RANDOM: Final[Random] = OSRandom()
 
 
 def new_unit() -> int:

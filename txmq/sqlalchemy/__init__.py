@@ -1,7 +1,7 @@
 """The outbox and the inbox for SQLAlchemy: messages, and offsets, that commit with a session's rows.
 
 ``Outbox(metadata)`` has its tables in the application's metadata; ``send(session, ...)`` takes a Session or an
-AsyncSession. ``session_messages.py`` says when a message is written. ``DatabaseOffsetStore(metadata, connect)`` is for
+AsyncSession. ``outbox.py`` says when a message is written. ``DatabaseOffsetStore(metadata, connect)`` is for
 consumers: ``message.ack(session)``.
 """
 

@@ -1,25 +1,6 @@
 """An outbox whose tables are in the application's metadata, and that takes sessions.
 
 Sources: SQLAlchemy 2.0 and 2.1, "Session API", "Asynchronous I/O"; Python's sqlite3, "Transaction control".
-
-What the open transactions of a session keep for its COMMIT.
-
-Theory of operation. A message is kept under the innermost savepoint of its session, or the transaction. A savepoint
-that is released hands its messages to what is around it; what ends otherwise drops them. When the transaction commits,
-the session is flushed, and all that is kept is written: so the ids of messages are taken after the locks of the rows.
-Later listeners may still send, and the last flush may call more of them: what comes after the write is written at once.
-
-The listeners are those of the class ``Session``, so that every session has them before its first message. One added
-by a send within a commit would not be called for that commit any more.
-
-Invariants:
-    * ``kept`` names open transactions only, the outermost first;
-    * the messages of a transaction that go to one table have one unit;
-    * a row that was written is kept no more, so that a COMMIT that failed and is called again writes it once.
-
-Source: SQLAlchemy 2.0 and 2.1, ``SessionEvents``, ``SessionTransaction``: ``before_commit`` and ``after_commit`` are
-called for savepoints, too, ``before_commit`` before the last flush; ``after_soft_rollback`` is not called for a
-savepoint whose flush failed.
 """
 
 from __future__ import annotations
@@ -64,7 +45,26 @@ class Place(NamedTuple):
 
 
 class SessionMessages:
-    """See the module's docstring. Made for one transaction of a session, and gone with it.
+    """What the open transactions of a session keep for its COMMIT.
+
+    A message is kept under the innermost savepoint of its session, or the transaction. A savepoint that is released
+    hands its messages to what is around it; what ends otherwise drops them. When the transaction commits, the session
+    is flushed, and all that is kept is written: so the ids of messages are taken after the locks of the rows. Later
+    listeners may still send, and the last flush may call more of them: what comes after the write is written at once.
+
+    The listeners are those of the class ``Session``, so that every session has them before its first message. One added
+    by a send within a commit would not be called for that commit any more.
+
+    Invariants:
+        * ``kept`` names open transactions only, the outermost first;
+        * the messages of a transaction that go to one table have one unit;
+        * a row that was written is kept no more, so that a COMMIT that failed and is called again writes it once.
+
+    Source: SQLAlchemy 2.0 and 2.1, ``SessionEvents``, ``SessionTransaction``: ``before_commit`` and ``after_commit``
+    are called for savepoints, too, ``before_commit`` before the last flush; ``after_soft_rollback`` is not called for a
+    savepoint whose flush failed.
+
+    Made for one transaction of a session, and gone with it.
 
     Thread safety: the session's.
     """

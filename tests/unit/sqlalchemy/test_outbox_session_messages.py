@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from tests.sqlalchemy_programs import Base, Order, Program, outbox, sqlite_engine
 from txmq.errors import ConfigError, TransactionStateError
 from txmq.outbox.outbox import UNIT_ROWS_MAX
-from txmq.sqlalchemy import Outbox, outbox
+from txmq.sqlalchemy import Outbox
+from txmq.sqlalchemy import outbox as module
 
 SEEDS = 400
 INSERT = "INSERT INTO txmq_outbox"
@@ -234,7 +235,7 @@ def test_transaction_with_a_failed_flush_takes_no_message(session: Session) -> N
 
 
 def test_message_that_was_left_out_is_told(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "_is_committing", lambda _session: False)  # as if SQLAlchemy told no more
+    monkeypatch.setattr(module, "_is_committing", lambda _session: False)  # as if SQLAlchemy told no more
     transaction = session.begin()
     session.begin_nested()
     send(session, b"1")
