@@ -256,7 +256,7 @@ class IssuedSessions:
         """A copy of each run."""
         return zip(self._firsts, self._lasts, strict=True)
 
-    def restore(self, runs: Iterable[tuple[int, int]]) -> None:
+    def restore(self, runs: Iterable[Iterable[int]]) -> None:
         """What ``freeze`` copied."""
         self._firsts, self._lasts = list[int](), list[int]()
         for first, last in runs:
