@@ -116,7 +116,7 @@ def _derive(state: State) -> None:
 
 
 class RedoSegments:
-    """See the module's docstring. ``finish`` must be called at the end."""
+    """Writes segments again, each opened once. ``finish`` must be called at the end."""
 
     def __init__(self, files: FileCache) -> None:
         self._files = files

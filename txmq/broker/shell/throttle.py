@@ -66,7 +66,7 @@ BUCKETS_MAX: Final = 10_000
 
 
 class TokenBucket:
-    """See the module's docstring.
+    """What one user or topic may still take. It may be overdrawn: whatever was taken last is paid for before the next.
 
     Args:
         rate: what flows in, a second.
@@ -122,7 +122,7 @@ class _Waiting(NamedTuple):
 
 
 class Throttle:
-    """See the module's docstring.
+    """The quotas of users and topics, and the queue of what waits for them; see the module's docstring.
 
     Attributes:
         is_on: whether anything is limited.
@@ -327,7 +327,7 @@ def _parts_of(request: Request) -> list[tuple[bytes, int]]:
 
 
 class Admission:
-    """See the module's docstring.
+    """Whether a connection is taken: by how many there are, how many of its address, and how often these come.
 
     Attributes:
         refused: connections that were closed at once.
