@@ -12,6 +12,7 @@ from txmq.setting import Setting
 
 BEGIN = "<!-- settings: begin -->"
 END = "<!-- settings: end -->"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = {"configuration.md": tuple(SETTINGS.values()), "configuration-binlog.md": BINLOG_SETTINGS}
 
 
@@ -41,10 +42,10 @@ def _default(setting: Setting) -> str:
     return f"{value:_}"
 
 
-def main() -> None:
-    """Rewrite the pages."""
+def main(docs: Path = DOCS) -> None:
+    """Rewrite the pages in the folder ``docs``."""
     for name, settings in PAGES.items():
-        page = Path(__file__).resolve().parents[2] / "docs" / name
+        page = docs / name
         text = page.read_text("utf-8")
         head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
         page.write_text(f"{head}\n\n{page_table(settings)}\n\n{tail}")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import settings_page
 from tools.settings_page import BEGIN, END, PAGES, page_table
 from txmq.config import SETTINGS
 
@@ -362,6 +363,15 @@ def test_the_page_of_settings_is_the_table_of_settings(name: str) -> None:
     page = (ROOT / "docs" / name).read_text("utf-8")
     between = page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
     assert between.strip() == page_table(PAGES[name]).strip(), "run: .venv/bin/python -m tools.settings_page"
+
+
+def test_tables_of_settings_are_written_in_place(tmp_path: Path) -> None:
+    for name in PAGES:
+        text = (settings_page.DOCS / name).read_text("utf-8")
+        (tmp_path / name).write_text(text[: text.index(BEGIN) + len(BEGIN)] + "an older table" + text[text.index(END) :])
+    settings_page.main(tmp_path)
+    for name in PAGES:
+        assert (tmp_path / name).read_text("utf-8") == (settings_page.DOCS / name).read_text("utf-8")
 
 
 def test_every_setting_is_used() -> None:
