@@ -288,9 +288,8 @@ class Node:
             for read in self.core.take_reads():
                 content = read.partition.read(self.store.files, read.offset, read.size_bytes_max)
                 self.core.was_read(read, content or b"")
-            for client, opaque, partition, time_ms in self.core.take_lookups():
-                found = partition.offset_for(self.store.files, time_ms)
-                self.core.was_looked_up(client, opaque, partition, found)
+            for lookup in self.core.take_lookups():
+                self.core.was_looked_up(lookup, lookup.partition.offset_for(self.store.files, lookup.time_ms))
             for client in self.core.take_resumed():
                 if isinstance(client.shell, Client):
                     client.shell.take_in()

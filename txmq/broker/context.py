@@ -38,6 +38,15 @@ class Read(NamedTuple):
     size_bytes_max: int
 
 
+class Lookup(NamedTuple):
+    """An effect: find the offset for a time, and answer."""
+
+    client: ClientConnection
+    opaque: bytes
+    partition: Partition
+    time_ms: int
+
+
 @dataclass(slots=True)
 class Counters:
     """What ``stats`` shows; all since the broker started."""
@@ -84,7 +93,7 @@ class Context:
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
         undurable: sealed groups whose record is not durable yet, oldest first.
         unapplied: by partition, the newest durable group with messages that are not in the partition's files.
-        lookups: effects: find the offset for a time (peer, opaque, partition, ms).
+        lookups: effects: find the offset for a time.
         moved: partitions in memory whose end moved: their polls must be woken.
         waiting_polls: every ``get`` that waits, and its partition, until its time is over.
         checks: check-backs of half messages.
@@ -122,7 +131,7 @@ class Context:
     unapplied: dict[Partition, CommitGroup] = field(default_factory=dict)
     ready: list[ClientConnection] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
-    lookups: list[tuple[ClientConnection, bytes, Partition, int]] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
     moved: list[Partition] = field(default_factory=list)
     waiting_polls: Deadlines[tuple[Partition, Any]] = field(default_factory=lambda: Deadlines(_is_answered))
     clients: dict[int, ClientConnection] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.cluster_view import ClusterView, RegistryState
 from txmq.broker.cluster.registry_asks import Ask, Result
 from txmq.broker.commit.commit_group import Answer, CommitGroup
-from txmq.broker.context import Context, Read
+from txmq.broker.context import Context, Lookup, Read
 from txmq.broker.state.broker_identity import BrokerIdentity, Ids
 from txmq.broker.state.principals import of_nobody
 from txmq.broker.state.state import State
@@ -441,7 +441,7 @@ class Core:
         reads, self.context.reads = self.context.reads, []
         return reads
 
-    def take_lookups(self) -> list[tuple[ClientConnection, bytes, Partition, int]]:
+    def take_lookups(self) -> list[Lookup]:
         """Effects: offsets that must be looked up by time."""
         lookups, self.context.lookups = self.context.lookups, []
         return lookups
@@ -457,10 +457,9 @@ class Core:
         """A read was carried out."""
         get.was_read(self.context, read, data)
 
-    def was_looked_up(self, client: ClientConnection, opaque: bytes, partition: Partition, offset: int) -> None:
+    def was_looked_up(self, lookup: Lookup, offset: int) -> None:
         """A lookup by time was carried out."""
-        body = b"%d %d %d" % (offset, partition.log_start, partition.high_watermark)
-        self.context.answer(client, opaque, body)
+        get.was_looked_up(self.context, lookup, offset)
 
     def could_not(self, client: ClientConnection, opaque: bytes, error: BaseException) -> None:
         """A read or lookup failed: answer with the error. Damage names its file and position."""

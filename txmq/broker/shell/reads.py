@@ -12,13 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.context import Read
+from txmq.broker.context import Lookup, Read
 from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import OWN_BYTES
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.throttle import Throttle
 from txmq.log.file_cache import FileCache
-from txmq.log.partition import Partition
 from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock
 
@@ -109,17 +108,17 @@ class Reads:
         if self._throttle.is_on:
             self._throttle.took(read.client.user, read.partition.topic.encode(), size, self._clock.monotonic())
 
-    def look_up(self, client: ClientConnection, opaque: bytes, partition: Partition, time_ms: int) -> None:
+    def look_up(self, lookup: Lookup) -> None:
         """Find the offset for a time, and answer."""
-        job = self._threads.submit(partition.offset_for, self._files, time_ms)
-        job.add_done_callback(lambda done: self._in_loop(self._look_up_done, client, opaque, partition, done))
+        job = self._threads.submit(lookup.partition.offset_for, self._files, lookup.time_ms)
+        job.add_done_callback(lambda done: self._in_loop(self._look_up_done, lookup, done))
 
-    def _look_up_done(self, client: ClientConnection, opaque: bytes, partition: Partition, done: Future[int]) -> None:
+    def _look_up_done(self, lookup: Lookup, done: Future[int]) -> None:
         error = done.exception()
         if error is not None:
-            self._failed(client, opaque, error)
+            self._failed(lookup.client, lookup.opaque, error)
         else:
-            self._core.was_looked_up(client, opaque, partition, done.result())
+            self._core.was_looked_up(lookup, done.result())
         self._flush()
 
     def _failed(self, client: ClientConnection, opaque: bytes, error: BaseException) -> None:

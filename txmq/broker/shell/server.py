@@ -346,7 +346,7 @@ class Server:
             for read in reads[:READS_A_TURN]:
                 self._reads.read(read)
             for lookup in core.take_lookups():
-                self._reads.look_up(*lookup)
+                self._reads.look_up(lookup)
             for client in core.take_ready():
                 self._send(client)
         if context.closing:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.context import Context, Read
+from txmq.broker.context import Context, Lookup, Read
 from txmq.broker.verbs.access.audit_log import refusal_of
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, require_seen, sees
 from txmq.broker.verbs.partition_lookup import homes_fields, measured, readable
@@ -138,15 +138,23 @@ def offset(context: Context, client: ClientConnection, request: Request) -> None
 
 def _offset_now(context: Context, client: ClientConnection, request: Request, partition: Partition) -> None:
     _, arguments, extensions, _body, opaque = request
-    start, end = partition.log_start, partition.high_watermark
     if arguments[2] in (b"earliest", b"latest"):
-        found = start if arguments[2] == b"earliest" else end
-        history = b" " + partition.history.text.encode() if extensions else b""
-        context.answer(client, opaque, b"%d %d %d%b" % (found, start, end, history))
+        found = partition.log_start if arguments[2] == b"earliest" else partition.high_watermark
+        history = b" " + partition.history.text.encode() if extensions and b"log" in extensions else b""
+        context.answer(client, opaque, _ends_with(partition, found) + history)
     elif arguments[2].isdigit():
-        context.lookups.append((client, opaque, partition, int(arguments[2])))
+        context.lookups.append(Lookup(client, opaque, partition, int(arguments[2])))
     else:
         raise BadRequestError("the third argument is earliest, latest or a time in ms")
+
+
+def was_looked_up(context: Context, lookup: Lookup, offset: int) -> None:
+    """A lookup by time was carried out: answer."""
+    context.answer(lookup.client, lookup.opaque, _ends_with(lookup.partition, offset))
+
+
+def _ends_with(partition: Partition, found: int) -> bytes:
+    return b"%d %d %d" % (found, partition.log_start, partition.high_watermark)
 
 
 def _waits(context: Context, partition: Partition, client: ClientConnection, request: Request) -> bool:
