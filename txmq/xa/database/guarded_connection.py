@@ -33,9 +33,9 @@ _ENDS_THE_TRANSACTION = frozenset(
 )
 
 
-# What outlives the transaction: another schema, role, path or variable of the session.
+# The beginning of a statement whose work outlives the transaction: another schema, role, path or variable.
 _CHANGES_SESSION = re.compile(
-    r"(?:^|;)\s*(?:(?:USE|RESET|DISCARD)\b|SET\b(?!\s+(?:LOCAL|CONSTRAINTS?|TRANSACTION|STATEMENT)\b|\s*@\w))",
+    r"\s*(?:(?:USE|RESET|DISCARD)\b|SET\b(?!\s+(?:LOCAL|CONSTRAINTS?|TRANSACTION|STATEMENT)\b|\s*@\w))",
     re.IGNORECASE,
 )
 _LOOKED_AT_MAX = 500  # characters of a statement
@@ -106,7 +106,7 @@ class Guard:
             self.check()
         if self.on_use is not None:
             self.on_use()
-        if arguments and isinstance(arguments[0], str) and _CHANGES_SESSION.search(arguments[0], 0, _LOOKED_AT_MAX):
+        if arguments and isinstance(arguments[0], str) and _changes_session(arguments[0]):
             self.is_changed = True
         if self.was_rolled_back and method.__name__ in _STATEMENTS:  # outside of any transaction it would commit alone
             raise RolledBackError(f"the database has rolled the block's transaction back: {self.error}")
@@ -289,6 +289,18 @@ class GuardedConnection:
         self._guard.check()
         if name in _ENDS_THE_TRANSACTION:
             raise TransactionStateError(f"{name} is not for the body of a transaction block: the block ends it")
+
+
+def _changes_session(text: str) -> bool:
+    """Whether one of the statements in it does; as far as it is looked at."""
+    if _CHANGES_SESSION.match(text, 0, _LOOKED_AT_MAX):
+        return True
+    end = text.find(";", 0, _LOOKED_AT_MAX)
+    while end >= 0:
+        if _CHANGES_SESSION.match(text, end + 1, _LOOKED_AT_MAX):
+            return True
+        end = text.find(";", end + 1, _LOOKED_AT_MAX)
+    return False
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
