@@ -12,11 +12,12 @@ from txmq.model import is_valid_name
 
 WAIT_S_MAX = 86_400.0
 TRANSACTION_S_MAX = 900.0  # the broker's default transaction_timeout_ms_max
+_NUMBERS = (int, float)  # each block asks; a union would be made anew each time
 
 
 def require_number(name: str, value: object, low: float, high: float) -> None:
     """Require a number from ``low`` to ``high``; a whole one if both of these are."""
-    kinds = int if isinstance(low, int) and isinstance(high, int) else (int, float)
+    kinds = int if isinstance(low, int) and isinstance(high, int) else _NUMBERS
     if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
         what = "a whole number" if kinds is int else "a number"
         raise ConfigError(f"{name} = {value!r}: expected {what} from {low} to {high}")
@@ -30,7 +31,7 @@ def require_wait(value: object, name: str = "timeout") -> None:
 
 def require_transaction_timeout(value: object) -> None:
     """Require seconds until a transaction must be decided."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= TRANSACTION_S_MAX:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not 0 < value <= TRANSACTION_S_MAX:
         raise ConfigError(f"timeout = {value!r}: expected seconds, more than 0 and at most {TRANSACTION_S_MAX:.0f}")
 
 

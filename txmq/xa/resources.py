@@ -10,6 +10,7 @@ from txmq.xa.last_resource.resource import LastResource, UsedConnection
 from txmq.xa.two_phase.resource_ports import UsedXAConnection, XAResource
 
 Resource = LastResource | UsedConnection | XAResource | UsedXAConnection
+_LAST = (LastResource, UsedConnection)  # each block asks; a union would be made anew each time
 
 
 def sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnection | None, Sequence[Resource]]:
@@ -18,7 +19,7 @@ def sorted_out(resources: Sequence[Resource]) -> tuple[LastResource | UsedConnec
         return None, ()
     last: list[LastResource | UsedConnection] = []
     for resource in resources:
-        if isinstance(resource, LastResource | UsedConnection):
+        if isinstance(resource, _LAST):
             last.append(resource)
         elif not is_xa(resource):
             raise ConfigError(
