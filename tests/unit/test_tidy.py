@@ -368,7 +368,8 @@ def test_the_page_of_settings_is_the_table_of_settings(name: str) -> None:
 def test_tables_of_settings_are_written_in_place(tmp_path: Path) -> None:
     for name in PAGES:
         text = (settings_page.DOCS / name).read_text("utf-8")
-        (tmp_path / name).write_text(text[: text.index(BEGIN) + len(BEGIN)] + "an older table" + text[text.index(END) :])
+        head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        (tmp_path / name).write_text(f"{head}an older table{tail}")
     settings_page.main(tmp_path)
     for name in PAGES:
         assert (tmp_path / name).read_text("utf-8") == (settings_page.DOCS / name).read_text("utf-8")
