@@ -18,14 +18,17 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.state.broker_identity import BrokerIdentity, Ids
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines, LivenessClock
+from txmq.broker.state.decisions import Name
 from txmq.broker.state.group_membership import GroupMembership, PendingGroups
 from txmq.broker.state.refusals import FailedLogins, RefusalLines
 from txmq.broker.state.resolver_reports import Resources
 from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
+from txmq.errors import InvariantError
 from txmq.log.partition import Partition
 from txmq.protocol.answers import Reply, size_of
 from txmq.runtime.ports import Random
+from txmq.xid import TxId
 
 
 class Read(NamedTuple):
@@ -167,6 +170,16 @@ class Context:
             is_reported = look.is_committed and (decided is None or decided.homes.get(look.branch, True))
             return is_reported or self.now_ms >= look.until_ms
         return look.name not in self.state.transactions and look.name not in self.state.branch_parts.unreported
+
+    def txid_of(self, name: Name) -> str:
+        """The id of a transaction of this home, as text."""
+        return str(TxId(self.identity.cluster, self.identity.node, *name))
+
+    def joined_cluster(self) -> ClusterView:
+        """The view of a broker that has a registry: what is called for it alone asks here."""
+        if self.cluster is None:
+            raise InvariantError("this broker has no registry")
+        return self.cluster
 
     def answer(self, client: ClientConnection, opaque: bytes, reply: Reply) -> None:
         """Answer at once: only with what does not depend on a record that is not durable."""

@@ -122,7 +122,7 @@ class Core:
 
     def _execute_parked(self) -> None:
         """Execute requests again that waited for the registry; one that needs a later read of it goes on waiting."""
-        view = registry_events.view_of(self.context)
+        view = self.context.joined_cluster()
         for client, parked in parked_requests.take(view):
             client.unanswered.discard(parked.request[4])
             view.resumed = parked.needed

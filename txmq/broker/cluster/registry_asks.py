@@ -15,7 +15,16 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple
 
 from txmq.broker.state.principals import decode_access
-from txmq.errors import OverloadedError, RegistryConflictError, TopicExistsError, TxmqError, UnknownTopicError
+from txmq.errors import (
+    BrokerError,
+    OverloadedError,
+    RegistryAwayError,
+    RegistryConflictError,
+    TopicExistsError,
+    TxmqError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from txmq.model import TopicConfig
 from txmq.registry.cluster_metadata import (
     Access,
@@ -139,6 +148,15 @@ class Answer(NamedTuple):
 
 
 Result = Answer | TxmqError
+
+
+def as_answer(error: TxmqError) -> BrokerError:
+    """The error of an ask, as the broker answers it to the client for whom it asked."""
+    if isinstance(error, BrokerError):
+        return error
+    if isinstance(error, RegistryAwayError):
+        return UnavailableError(f"the registry does not answer: whether it was done is not known ({error})")
+    return UnavailableError(str(error))
 
 
 def carry_out(registry: Registry, home: int, ask: Ask) -> Answer:

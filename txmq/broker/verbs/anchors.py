@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from txmq.broker.cluster.registry_asks import FindAnchor, ReleaseAnchor, Result
+from txmq.broker.cluster.registry_asks import FindAnchor, ReleaseAnchor, Result, as_answer
 from txmq.broker.context import Context
-from txmq.broker.verbs.registry_events import as_answer
 from txmq.errors import BrokerError, TxmqError
 
 Then = Callable[[int | BrokerError], None]

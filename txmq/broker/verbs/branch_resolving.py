@@ -32,7 +32,6 @@ from txmq.broker.verbs import ordered_commits
 from txmq.broker.verbs.access.required_grants import owner_of
 from txmq.broker.verbs.decide import reported
 from txmq.broker.verbs.prepare_commit import roll_back
-from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import NeverIssuedError
 from txmq.runtime.crashpoints import crash_point
 from txmq.xid import TxId
@@ -90,10 +89,10 @@ def take_asks(context: Context) -> list[BranchAsk]:
         home = TxId.parse(look.other).home
         words: Mapping[str, str | None]
         if isinstance(look, Reminder):
-            words = {"of": txid_of(context, look.name), "for": owner_of(context, look.name)}
+            words = {"of": context.txid_of(look.name), "for": owner_of(context, look.name)}
             asks.append(BranchAsk(number, home, "outcome", look.branch, words))
             continue
-        words = {"branch": txid_of(context, look.name), "for": owner_of(context, look.name)}
+        words = {"branch": context.txid_of(look.name), "for": owner_of(context, look.name)}
         part = context.state.branch_parts.unreported.get(look.name)
         if part is not None and not part.is_durable:
             context.branch_asks.answered(number)  # ``placed_durably`` comes
@@ -157,7 +156,7 @@ def _left_to_operator(context: Context, look: Look, branch: Transaction) -> None
     """The home that decides was restored from an older copy: it may have decided, and others may have committed."""
     if not (look.is_alarmed or look.is_extra):
         event = "a branch stays prepared: the home that decides was restored, and lost its transaction"
-        context.alarms.append({"event": event, "txid": txid_of(context, branch.name), "of": look.of})
+        context.alarms.append({"event": event, "txid": context.txid_of(branch.name), "of": look.of})
     context.branch_asks.again(look._replace(is_alarmed=True), context.now_ms, pause_ms_max=PREPARED_PAUSE_MS_MAX)
 
 

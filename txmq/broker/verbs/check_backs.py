@@ -19,7 +19,6 @@ from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Transaction, TransactionState, halves_key
 from txmq.broker.verbs.access.audit_log import refusal_of
 from txmq.broker.verbs.access.authorizer import GROUP, READ
-from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
 from txmq.protocol.requests import Request
@@ -149,4 +148,4 @@ def _handed_out(context: Context, transaction: Transaction) -> bytes:
         if topic is not None:
             parts.append((topic.config.name, part.partition, part.batch))
     age_ms = max(0, context.now_ms - transaction.meta["prepared_ms"])
-    return encode_half(DueHalf(txid_of(context, transaction.name), transaction.checks, age_ms, tuple(parts)))
+    return encode_half(DueHalf(context.txid_of(transaction.name), transaction.checks, age_ms, tuple(parts)))

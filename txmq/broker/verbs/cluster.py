@@ -15,14 +15,12 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.registry_asks import Result, RetireHome
+from txmq.broker.cluster.registry_asks import Result, RetireHome, as_answer
 from txmq.broker.context import Context
 from txmq.broker.state.transaction import TransactionState
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import TOPIC, is_administrator, sees
 from txmq.broker.verbs.partition_lookup import known_homes
-from txmq.broker.verbs.registry_events import as_answer
-from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import BadRequestError, TxmqError, UnavailableError
 from txmq.protocol.requests import Request
 from txmq.registry.cluster_metadata import parse_home
@@ -152,7 +150,7 @@ def _decided(context: Context) -> Iterator[dict[str, Any]]:
 
 def _row(context: Context, name: tuple[int, int], state: str, waits_for: str, since_ms: int) -> dict[str, Any]:
     age_ms = max(0, context.now_ms - since_ms)
-    return {"txid": txid_of(context, name), "state": state, "waits_for": waits_for, "age_ms": age_ms}
+    return {"txid": context.txid_of(name), "state": state, "waits_for": waits_for, "age_ms": age_ms}
 
 
 def _home(txid: str) -> str:

@@ -43,7 +43,6 @@ from txmq.broker.verbs.transaction_checks import (
     refuse_over_outcomes,
     require_owner,
     state_of,
-    txid_of,
 )
 from txmq.broker.verbs.transaction_offsets import check_offsets, take_offsets
 from txmq.errors import BadRequestError, FencedError, TransactionConflictError, UnknownTransactionError
@@ -195,7 +194,7 @@ def make_overdue_visible(context: Context) -> None:
         context.alarms.append(
             {
                 "event": "messages are shown before their rows: a database has not committed yet",
-                "txid": txid_of(context, decided.name), "resources": waiting,
+                "txid": context.txid_of(decided.name), "resources": waiting,
                 "held_ms": context.now_ms - decided.meta["decided_ms"],
             }
         )  # fmt: skip
@@ -212,7 +211,7 @@ def complete_home(
     name, txid = decided.name, given[b"branch"].decode("ascii", "replace")
     fact = heuristic_fact(context, decided.kind, given)
     if txid not in decided.homes:
-        raise FencedError(f"the decision about {txid_of(context, name)} lists no branch {txid[:80]}")
+        raise FencedError(f"the decision about {context.txid_of(name)} lists no branch {txid[:80]}")
     if not decided.homes[txid]:
         fields: dict[str, Any] = {"session": name[0], "counter": name[1], "branch": txid}
         if fact is not None:
@@ -291,7 +290,7 @@ def show_overdue_parts(context: Context, latest_ms: int) -> None:
             {
                 "event": "a branch's messages are shown before their rows: the deciding home has not said that they "
                 "are there",
-                "txid": txid_of(context, part.name), "of": part.of,
+                "txid": context.txid_of(part.name), "of": part.of,
             }
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import INSTALL, RESOURCE, SETTLE, permissions_of, require
 from txmq.broker.verbs.access.quotas import DATABASE_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.access.transaction_owners import audit_fence, may_settle
-from txmq.broker.verbs.transaction_checks import owner_line, txid_of
+from txmq.broker.verbs.transaction_checks import owner_line
 from txmq.errors import BadRequestError, FencedError, OtherTokenError, OverloadedError, TransactionConflictError
 from txmq.protocol.grammar import is_hex32
 from txmq.protocol.requests import Request
@@ -143,7 +143,7 @@ def _outcome_of(context: Context, session: BrokerSession, counter: int, uuid: st
     if name in context.state.transactions or name in context.state.decisions.incomplete:
         return b""  # none of the database's: else its user could settle it
     if counter <= session.floor:
-        raise FencedError(f"the outcome of transaction {txid_of(context, name)} is no longer kept")
+        raise FencedError(f"the outcome of transaction {context.txid_of(name)} is no longer kept")
     if counter not in session.outcomes:
         return b""
     return b"rolled-back\n" if session.outcomes[counter] is ROLLED_BACK else b"committed\n"

@@ -25,7 +25,6 @@ from txmq.broker.verbs.partition_handover import (
     refuse_over_groups,
     settle,
 )
-from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import BadRequestError, GroupActiveError, UnknownGroupError, UnknownTopicError
 from txmq.model import TopicPartition
 from txmq.protocol.group_rows import deferred_row, numbered_row
@@ -91,7 +90,7 @@ def _described_partitions(
                     "generation": saved.generations.get(place, 0), "offset": at.offset if at else None,
                     "saved_ms": at.time_ms if at else None, "start": start, "end": end,
                     "lag": end - max(start, min(at.offset if at else start, end)),
-                    "deferred": at.deferred if at else None, "held_by": txid_of(context, holder) if holder else None,
+                    "deferred": at.deferred if at else None, "held_by": context.txid_of(holder) if holder else None,
                 }
             )  # fmt: skip
     return rows
@@ -214,5 +213,5 @@ def _refuse_active(request: GroupRequest) -> None:
         raise GroupActiveError(f"group {request.group!r} has {len(membership.members)} members; stop them first")
     held = [held for held in request.context.state.saved.held.items() if held[0][0] == request.group]
     if held:
-        txid = txid_of(request.context, held[0][1])
+        txid = request.context.txid_of(held[0][1])
         raise GroupActiveError(f"transaction {txid} holds offsets of group {request.group!r}; settle it first")

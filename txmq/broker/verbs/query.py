@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.registry_asks import DrawQueryEpoch, Result
+from txmq.broker.cluster.registry_asks import DrawQueryEpoch, Result, as_answer
 from txmq.broker.context import Context
 from txmq.broker.state.spark_queries import Query
 from txmq.broker.state.transaction import Transaction, TransactionState, group_key
@@ -40,7 +40,6 @@ from txmq.broker.verbs.access.authorizer import GROUP, SETTLE, require_any, sees
 from txmq.broker.verbs.access.quotas import QUERY_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.anchors import Then, find_anchor, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
-from txmq.broker.verbs.registry_events import as_answer, view_of
 from txmq.broker.verbs.transaction_checks import locate
 from txmq.errors import (
     BadRequestError,
@@ -340,7 +339,7 @@ def _draw_epoch(context: Context, then: Then) -> None:
     def answered(result: Result) -> None:
         then(as_answer(result) if isinstance(result, TxmqError) else result.value)
 
-    view_of(context).ask(lambda number: DrawQueryEpoch(number, above), answered)
+    context.joined_cluster().ask(lambda number: DrawQueryEpoch(number, above), answered)
 
 
 def _refuse_elsewhere(context: Context, name: str, anchor: int) -> None:
@@ -350,5 +349,5 @@ def _refuse_elsewhere(context: Context, name: str, anchor: int) -> None:
         NotOwnerError: names the home, and its leader.
     """
     if anchor != context.state.home:
-        leader = view_of(context).leader(anchor) or "-"
+        leader = context.joined_cluster().leader(anchor) or "-"
         raise NotOwnerError(f"leader={leader} home={anchor:016x} is the anchor of query {name}")

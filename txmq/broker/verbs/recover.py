@@ -29,7 +29,7 @@ from txmq.broker.state.session import CommittedParts
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, require
 from txmq.broker.verbs.access.transaction_owners import is_owner, may_settle, refuse_others
-from txmq.broker.verbs.transaction_checks import at_home, locate, txid_of
+from txmq.broker.verbs.transaction_checks import at_home, locate
 from txmq.errors import BadRequestError, UnknownTransactionError
 from txmq.model import TransactionKind
 from txmq.protocol.answers import Records
@@ -213,7 +213,7 @@ def _common(context: Context, name: Name, state: str, since_ms: int) -> Row:
     connected = owner is not None and owner.bound is not None
     gone_since = owner.gone_ms if owner is not None else 0
     return {
-        "txid": txid_of(context, name), "state": state, "age_ms": max(0, context.now_ms - since_ms),
+        "txid": context.txid_of(name), "state": state, "age_ms": max(0, context.now_ms - since_ms),
         "owner_connected": connected, "owner_gone_ms": 0 if connected else max(0, context.now_ms - gone_since),
     }  # fmt: skip
 

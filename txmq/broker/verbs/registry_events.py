@@ -20,17 +20,11 @@ from txmq.broker.context import Context
 from txmq.broker.verbs import branch_resolving
 from txmq.broker.verbs.access import access_changes as users
 from txmq.broker.verbs.get import refuse_polls
-from txmq.errors import BrokerError, InvariantError, RegistryAwayError, TxmqError, UnavailableError
+from txmq.broker.verbs.topic import delete_topic
+from txmq.errors import InvariantError, TxmqError
 from txmq.log.partition import Partition
 from txmq.redo import entries
 from txmq.registry.cluster_metadata import Access, HomeEntry, Leadership, PlacedTopic, TopicMap
-
-
-def view_of(context: Context) -> ClusterView:
-    """The view of a broker with a registry."""
-    if context.cluster is None:
-        raise InvariantError("this broker has no registry")
-    return context.cluster
 
 
 def led(context: Context, leadership: Leadership) -> None:
@@ -43,7 +37,7 @@ def led(context: Context, leadership: Leadership) -> None:
     context.group.needs_sync = True
     state.registered(epoch, incarnation)
     state.order.queue_together()
-    view = view_of(context)
+    view = context.joined_cluster()
     view.state, view.since_ms = RegistryState.CONNECTED, context.now_ms
     view.map_version = max((placed.version for placed in state.placed.values()), default=0)
 
@@ -51,12 +45,12 @@ def led(context: Context, leadership: Leadership) -> None:
 def access_changed(context: Context, access: Access | None, *, is_anew: bool = False) -> None:
     """Users, grants or quotas changed, or may have; before this home serves anybody, all are compared (``is_anew``)."""
     if access is not None:
-        users.take_over(context, view_of(context), access, is_anew=is_anew)
+        users.take_over(context, context.joined_cluster(), access, is_anew=is_anew)
 
 
 def changed(context: Context, topic_map: TopicMap, homes: Sequence[HomeEntry]) -> None:
     """Topics or homes changed, or may have."""
-    view = view_of(context)
+    view = context.joined_cluster()
     for home in view.set_homes(homes):
         branch_resolving.led_anew(context, home)
     _note_retired(context, homes)
@@ -81,27 +75,18 @@ def answered(context: Context, number: int, result: Result) -> None:
         access_changed(context, result.access)
         if result.topic_map is not None:
             changed(context, result.topic_map, result.homes)
-    view_of(context).answered(number, result)
+    context.joined_cluster().answered(number, result)
 
 
 def registry_state(context: Context, state: RegistryState) -> None:
     """The session with the registry is another one, or lost."""
-    view = view_of(context)
+    view = context.joined_cluster()
     if state is not view.state:
         view.state, view.since_ms = state, context.now_ms
     if state is not RegistryState.CONNECTED:
         lost, view.when_lost = list(view.when_lost.values()), {}
         for tell in lost:
             tell()
-
-
-def as_answer(error: TxmqError) -> BrokerError:
-    """The registry's error, as the broker answers it."""
-    if isinstance(error, BrokerError):
-        return error
-    if isinstance(error, RegistryAwayError):
-        return UnavailableError(f"the registry does not answer: whether it was done is not known ({error})")
-    return UnavailableError(str(error))
 
 
 def take_over(context: Context, view: ClusterView, topic_map: TopicMap) -> None:
@@ -150,16 +135,6 @@ def _put_all(context: Context, view: ClusterView, topic_map: TopicMap) -> bool:
         _alarm(context, refused[topic_id])
     view.refused = refused
     return not refused
-
-
-def delete_topic(context: Context, topic_id: int) -> list[Partition]:
-    """Journal and fold the end of a topic; its partitions here."""
-    context.group_with_room().add_entry(entries.encode_topic_deleted(topic_id))
-    removed = context.state.delete_topic(topic_id)
-    for partition in removed:
-        context.group.open_runs.pop(partition, None)
-    context.group.deleted.extend(removed)
-    return removed
 
 
 def _put(context: Context, placed: PlacedTopic) -> None:

@@ -10,14 +10,14 @@ import json
 from collections.abc import Callable
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.cluster.registry_asks import AlterTopic, Answer, Ask, CreateTopic, DeleteTopic, Result
+from txmq.broker.cluster.registry_asks import AlterTopic, Answer, Ask, CreateTopic, DeleteTopic, Result, as_answer
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import TOPIC, require_seen, sees
 from txmq.broker.verbs.access.quotas import TOPIC_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.partition_lookup import homes_fields
-from txmq.broker.verbs.registry_events import as_answer, delete_topic, view_of
 from txmq.errors import BadRequestError, InvariantError, OverloadedError, TxmqError, UnavailableError
+from txmq.log.partition import Partition
 from txmq.model import TopicConfig
 from txmq.protocol.requests import Request
 from txmq.redo import entries
@@ -91,6 +91,16 @@ def _delete(context: Context, client: ClientConnection, name: str, words: dict[s
         return
     delete_topic(context, doomed.topic_id)
     context.answer_when_durable(client, opaque, b"{}")
+
+
+def delete_topic(context: Context, topic_id: int) -> list[Partition]:
+    """Journal and fold the end of a topic; its partitions here."""
+    context.group_with_room().add_entry(entries.encode_topic_deleted(topic_id))
+    removed = context.state.delete_topic(topic_id)
+    for partition in removed:
+        context.group.open_runs.pop(partition, None)
+    context.group.deleted.extend(removed)
+    return removed
 
 
 def _describe(context: Context, client: ClientConnection, name: str, words: dict[str, str], opaque: bytes) -> None:
@@ -180,7 +190,7 @@ def _ask_registry(
         else:
             _answer_of_registry(context, client, opaque, result, describe)
 
-    view_of(context).ask(make, answer)
+    context.joined_cluster().ask(make, answer)
 
 
 def _answer_of_registry(

@@ -13,7 +13,6 @@ from typing import Any
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
-from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.transaction import Action, Transaction, TransactionState
 from txmq.broker.verbs.access.authorizer import INSTALL, RESOURCE, TOPIC, WRITE, require
@@ -103,11 +102,6 @@ def at_home(context: Context, text: bytes) -> TxId:
             "(txmq stats: cluster, home)"
         )
     return txid
-
-
-def txid_of(context: Context, name: Name) -> str:
-    """The transaction's id as text."""
-    return str(TxId(context.identity.cluster, context.identity.node, *name))
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.state.broker_identity import INCARNATIONS_MAX, Registration
 from txmq.broker.verbs.appending import check_parts
-from txmq.broker.verbs.registry_events import delete_topic
+from txmq.broker.verbs.topic import delete_topic
 from txmq.errors import ConfigError, NotOwnerError, StaleTopicError
 from txmq.model import TopicConfig
 from txmq.protocol.transaction_bodies import split_parts

@@ -47,7 +47,6 @@ from txmq.broker.verbs.access.authorizer import (
     require_administrator,
 )
 from txmq.broker.verbs.access.transaction_owners import refuse_others, settles
-from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import ForbiddenError
 from txmq.protocol.requests import Request, RequestFields
 from txmq.protocol.scram import home_of
@@ -285,7 +284,7 @@ def refuse_acts(context: Context, client: ClientConnection, name: Name, given: G
     life = given[FOR].decode()
     if not _is_served(context, life, name):
         raise ForbiddenError(
-            f"transaction {txid_of(context, name)} is another user's than {life[:220]}, for whom a broker {act.what}"
+            f"transaction {context.txid_of(name)} is another user's than {life[:220]}, for whom a broker {act.what}"
         )
 
 

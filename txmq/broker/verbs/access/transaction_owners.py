@@ -22,7 +22,6 @@ from txmq.broker.state.principals import Permissions
 from txmq.broker.state.session import BrokerSession
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import GROUP, RESOURCE, SETTLE, permissions_of, refuse_nobody, require
-from txmq.broker.verbs.transaction_checks import txid_of
 from txmq.errors import FencedError, ForbiddenError
 from txmq.model import TransactionKind
 
@@ -77,10 +76,10 @@ def refuse_others(
         refuse_nobody(known)
         if is_end and _settles_for_others(client) and not _is_left(context, name):
             raise FencedError(
-                f"transaction {txid_of(context, name)} is over, or another user's: nothing of it is left to settle"
+                f"transaction {context.txid_of(name)} is over, or another user's: nothing of it is left to settle"
             )
         raise ForbiddenError(  # the same for one that never was: neither its existence nor its database is told
-            f"transaction {txid_of(context, name)} is another user's: its user settles it, an administrator, or who "
+            f"transaction {context.txid_of(name)} is another user's: its user settles it, an administrator, or who "
             "has settle on its database, producer group or query (txmq acl add)"
         )
 
@@ -113,7 +112,7 @@ def _things(context: Context, name: Name) -> list[Thing]:
 
 def audit_fact(context: Context, client: ClientConnection, name: Name, fact: dict[str, Any]) -> None:
     """Have it written that somebody settled a transaction by their word: who, which, why."""
-    txid = txid_of(context, name)
+    txid = context.txid_of(name)
     audit(context, client, "settled by hand", txid=txid, what=fact["what"], reason=fact["reason"])
 
 
@@ -125,4 +124,4 @@ def audit_fence(context: Context, client: ClientConnection, name: Name, **acting
     """
     session = context.state.sessions.get(name[0])
     if client.permissions is not None and (session is None or not is_owner(client, session)):
-        audit(context, client, "fenced", txid=txid_of(context, name), **acting)
+        audit(context, client, "fenced", txid=context.txid_of(name), **acting)
