@@ -112,7 +112,7 @@ class GroupMembership:
             (``verbs/partition_handover``).
         topics_seen: how many changes of topics were seen then.
         look_ms: when the group is checked for silent members; 0 if no time is set.
-        user: whose member was the first; empty: the group counts for nobody (``verbs/access/quotas``).
+        user: whose member was the first; empty: the group counts for nobody (``verbs/access/fair_share``).
     """
 
     strategy: str = "sticky"

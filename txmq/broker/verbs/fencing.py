@@ -38,7 +38,7 @@ from txmq.broker.state.decisions import Name
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import INSTALL, RESOURCE, SETTLE, permissions_of, require
-from txmq.broker.verbs.access.quotas import DATABASE_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.fair_share import DATABASE_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.access.transaction_owners import audit_fence, may_settle
 from txmq.broker.verbs.transaction_checks import owner_line
 from txmq.errors import BadRequestError, FencedError, OtherTokenError, OverloadedError, TransactionConflictError

@@ -29,7 +29,7 @@ from txmq.broker.state.group_membership import Beat, GroupMembership, Member, Ow
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroup
 from txmq.broker.verbs.access.audit_log import refusal_of
 from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require
-from txmq.broker.verbs.access.quotas import counted_user
+from txmq.broker.verbs.access.fair_share import counted_user
 from txmq.broker.verbs.anchors import find_anchor
 from txmq.broker.verbs.group_operators import change_deferred, delete, describe, list_groups, reset
 from txmq.broker.verbs.partition_handover import (

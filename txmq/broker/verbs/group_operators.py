@@ -13,7 +13,7 @@ from txmq.broker.state.group_membership import GroupMembership
 from txmq.broker.state.group_offsets import SavedGroup
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import GROUP, READ, TOPIC, require, require_seen, sees
-from txmq.broker.verbs.access.quotas import GROUP_SHARE, note_made
+from txmq.broker.verbs.access.fair_share import GROUP_SHARE, note_made
 from txmq.broker.verbs.anchors import release_anchor
 from txmq.broker.verbs.partition_handover import (
     GRANT,

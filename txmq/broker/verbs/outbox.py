@@ -19,7 +19,7 @@ from txmq.broker.context import Context
 from txmq.broker.state import outbox_chains
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import INSTALL, RESOURCE, require, require_administrator, sees
-from txmq.broker.verbs.access.quotas import OUTBOX_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.fair_share import OUTBOX_SHARE, note_made, refuse_over_half
 from txmq.errors import BadRequestError, OutboxConflictError, OverloadedError
 from txmq.model import is_valid_name
 from txmq.protocol.grammar import is_hex32

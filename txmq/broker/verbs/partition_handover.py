@@ -27,7 +27,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.group_membership import GroupMembership, Member
 from txmq.broker.state.group_offsets import PLACE_BYTES
-from txmq.broker.verbs.access.quotas import GROUP_SHARE, counted_user, journal_made, refuse_over_half
+from txmq.broker.verbs.access.fair_share import GROUP_SHARE, counted_user, journal_made, refuse_over_half
 from txmq.errors import BadRequestError, GroupActiveError, OverloadedError, UnknownMemberError
 from txmq.model import TopicPartition
 from txmq.redo import entries

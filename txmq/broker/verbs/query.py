@@ -37,7 +37,7 @@ from txmq.broker.state.transaction import Transaction, TransactionState, group_k
 from txmq.broker.verbs import appending
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import GROUP, SETTLE, require_any, sees
-from txmq.broker.verbs.access.quotas import QUERY_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.fair_share import QUERY_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.anchors import Then, find_anchor, release_anchor
 from txmq.broker.verbs.prepare_commit import roll_back
 from txmq.broker.verbs.transaction_checks import locate

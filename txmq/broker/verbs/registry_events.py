@@ -18,7 +18,7 @@ from txmq.broker.cluster.cluster_view import ClusterView, RegistryState
 from txmq.broker.cluster.registry_asks import DropTopic, Result
 from txmq.broker.context import Context
 from txmq.broker.verbs import branch_resolving
-from txmq.broker.verbs.access import access_changes as users
+from txmq.broker.verbs.access import access_changes
 from txmq.broker.verbs.get import refuse_polls
 from txmq.broker.verbs.topic import delete_topic
 from txmq.errors import InvariantError, TxmqError
@@ -45,7 +45,7 @@ def led(context: Context, leadership: Leadership) -> None:
 def access_changed(context: Context, access: Access | None, *, is_anew: bool = False) -> None:
     """Users, grants or quotas changed, or may have; before this home serves anybody, all are compared (``is_anew``)."""
     if access is not None:
-        users.take_over(context, context.joined_cluster(), access, is_anew=is_anew)
+        access_changes.take_over(context, context.joined_cluster(), access, is_anew=is_anew)
 
 
 def changed(context: Context, topic_map: TopicMap, homes: Sequence[HomeEntry]) -> None:

@@ -14,7 +14,7 @@ from txmq.broker.cluster.registry_asks import AlterTopic, Answer, Ask, CreateTop
 from txmq.broker.context import Context
 from txmq.broker.verbs.access.audit_log import audit
 from txmq.broker.verbs.access.authorizer import TOPIC, require_seen, sees
-from txmq.broker.verbs.access.quotas import TOPIC_SHARE, note_made, refuse_over_half
+from txmq.broker.verbs.access.fair_share import TOPIC_SHARE, note_made, refuse_over_half
 from txmq.broker.verbs.partition_lookup import homes_fields
 from txmq.errors import BadRequestError, InvariantError, OverloadedError, TxmqError, UnavailableError
 from txmq.log.partition import Partition

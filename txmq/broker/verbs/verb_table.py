@@ -18,10 +18,8 @@ from txmq.broker.verbs import (
     topic,
 )
 from txmq.broker.verbs import group_coordinator as groups
-from txmq.broker.verbs.access.acl import acl
 from txmq.broker.verbs.access.auth import auth
-from txmq.broker.verbs.access.quotas import quota
-from txmq.broker.verbs.access.users import user
+from txmq.broker.verbs.access.users import acl, quota, user
 from txmq.broker.verbs.cluster import cluster
 from txmq.broker.verbs.fencing import token
 from txmq.broker.verbs.outbox import outbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Answer, Client
-from txmq.broker.verbs.access import acl
+from txmq.broker.verbs.access import users
 
 from .access_support import add, lives, node, operator, told
 
@@ -57,7 +57,7 @@ def test_last_administrator_keeps_cluster() -> None:
 
 
 def test_grants_of_a_user_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acl, "GRANTS_MAX", 2)
+    monkeypatch.setattr(users, "GRANTS_MAX", 2)
     client = operator(node())
     add(client, "ops")
     assert ask(client, "grant", "ops", may="read", topic="a").code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tools.images.node import Answer, Client
-from txmq.broker.verbs.access import quotas
+from txmq.broker.verbs.access import users
 
 from .access_support import add, lives, node, operator, told
 
@@ -40,7 +40,7 @@ def test_what_changes_nothing_is_not_journaled() -> None:
 
 
 def test_quotas_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "QUOTAS_MAX", 1)
+    monkeypatch.setattr(users, "QUOTAS_MAX", 1)
     client = operator(node())
     assert ask(client, "set", "topic", "a", bytes_per_s=1).code == 200
     assert ask(client, "set", "topic", "b", bytes_per_s=1).error == "overloaded"
