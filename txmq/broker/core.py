@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.cluster.cluster_view import ClusterView, RegistryState
+from txmq.broker.cluster.cluster_view import ClusterView, DoubtfulUsersError, RegistryState
 from txmq.broker.cluster.registry_asks import Ask, Result
 from txmq.broker.commit.commit_group import Answer, CommitGroup
 from txmq.broker.context import Context, Lookup, Read
@@ -33,7 +33,6 @@ from txmq.broker.verbs import (
     check_backs,
     decide,
     get,
-    parked_requests,
     prepare_commit,
     registry_events,
     session_expiry,
@@ -41,8 +40,8 @@ from txmq.broker.verbs import (
 from txmq.broker.verbs import group_coordinator as groups
 from txmq.broker.verbs.access import auth
 from txmq.broker.verbs.access.audit_log import refused
+from txmq.broker.verbs.access.authorizer import doubt_users
 from txmq.broker.verbs.access.required_grants import admit
-from txmq.broker.verbs.parked_requests import DoubtfulUsersError
 from txmq.broker.verbs.put import take_puts
 from txmq.broker.verbs.resource import reporter_of
 from txmq.broker.verbs.verb_table import LONG_ANSWERS, TELL_A_STATE, VERBS, VERBS_BEFORE_LEADING
@@ -123,7 +122,7 @@ class Core:
     def _execute_parked(self) -> None:
         """Execute requests again that waited for the registry; one that needs a later read of it goes on waiting."""
         view = self.context.joined_cluster()
-        for client, parked in parked_requests.take(view):
+        for client, parked in view.take_parked():
             client.unanswered.discard(parked.request[4])
             view.resumed = parked.needed
             self._receive_one(client, parked.request)
@@ -177,7 +176,7 @@ class Core:
         client.gone = client.closing = True
         self.context.clients.pop(client.number, None)
         if client.waiting is not None and self.context.cluster is not None:
-            parked_requests.forget(self.context.cluster, client)
+            self.context.cluster.forget(client)
         groups.disconnected(self.context, client)
         self.context.resources.disconnected(reporter_of(client))
         self.sends_no_more(client)
@@ -259,7 +258,7 @@ class Core:
         except (UnknownTopicError, StaleTopicError, DoubtfulUsersError) as error:
             refusal: BrokerError | None = error
             if context.cluster is not None:
-                refusal = parked_requests.park(context, context.cluster, client, request, error)
+                refusal = context.cluster.park(client, request, error)
             if refusal is not None:
                 context.counters.errors += 1
                 context.answer(client, opaque, refusal.with_traceback(None))
@@ -404,7 +403,7 @@ class Core:
         """
         self.context.now_ms = now_ms
         if self.state.principals.users or not self.context.is_serving:  # there may be users when it is led
-            parked_requests.doubt_users(self.context)
+            doubt_users(self.context)
         if now_ms < self.context.ticked_ms:
             self._clock_set_back()
         self.context.ticked_ms = now_ms

@@ -27,7 +27,7 @@ from tools.simulation.client import Process, Steps, encoded_batch
 from tools.simulation.history import Put, Shared
 from tools.simulation.users import stated
 from tools.simulation.world import Violation
-from txmq.broker.verbs.parked_requests import STILL_MS_MAX
+from txmq.broker.verbs.access.authorizer import STILL_MS_MAX
 
 from .ensemble import SESSION_TIMEOUT_S
 from .home import Home

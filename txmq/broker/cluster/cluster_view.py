@@ -1,20 +1,36 @@
-"""The broker's knowledge of the cluster: the other homes, the registry, what is asked of it. In memory: the journal has
-what must last.
+"""The broker's knowledge of the cluster: the other homes, the registry, what is asked of it, and requests that wait.
+
+In memory: the journal has what must last.
+
+*Parked requests.* A request for a topic that this home does not know waits until the registry was asked: another broker
+may have created the topic a moment ago. Only then it is 404. Where there are users, so does every request after a while
+in which the process stood still (``authorizer.doubt_users``): its user may have been removed meanwhile, and the
+registry's word of it is under way. If the registry does not answer, the home goes on with the users that it knows.
+
+One read of the registry is under way at a time. It counts for the requests that came before it began; the next one, for
+all that came meanwhile. A connection's later requests are taken in when its request that waits is answered
+(``ClientConnection.waiting``), so that their order is kept.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.registry_asks import Ask, Refresh, Result
-from txmq.errors import OverloadedError, TxmqError
+from txmq.errors import BrokerError, OverloadedError, TxmqError, UnavailableError
 from txmq.protocol.requests import Request
 from txmq.registry.cluster_metadata import HomeEntry
 
 ASKS_MAX: Final = 1000  # without an answer
+PARKED_BYTES_MAX: Final = 32 << 20  # of the bodies of all requests that wait
+
+
+class DoubtfulUsersError(UnavailableError):
+    """The process stood still: whether users were removed meanwhile is being asked."""
 
 
 class RegistryState(enum.Enum):
@@ -132,3 +148,73 @@ class ClusterView:
         """Hand an answer over."""
         self.when_lost.pop(number, None)
         self._waiting.pop(number)(result)
+
+    # --- parked requests ---------------------------------------------------------------------------------------------
+
+    def park(self, client: ClientConnection, request: Request, error: BrokerError) -> BrokerError | None:
+        """Let a request wait for the registry that was refused with ``error``.
+
+        Returns:
+            The answer, if the request must not wait (any longer).
+        """
+        needed = self.resumed or self.refreshes_begun + 1
+        if isinstance(error, DoubtfulUsersError):
+            needed = max(needed, self.doubt)
+        elif needed <= self.refreshes_done:
+            return error if self.refresh_error is None else _unavailable(str(self.refresh_error))
+        if self.state is not RegistryState.CONNECTED and not isinstance(error, DoubtfulUsersError):
+            return _unavailable(self.state.value)
+        size = len(request[3] or b"")
+        if self.parked_bytes + size > PARKED_BYTES_MAX:
+            return OverloadedError("too many requests wait for the registry; try again later")
+        try:
+            self._refresh()
+        except OverloadedError as overloaded:
+            return overloaded
+        client.waiting = request
+        client.given_bytes = 1 << 62  # ends the connection's turn, as a long answer does: no test in the loop for it
+        self.parked[client] = Parked(request, needed)
+        self.parked_bytes += size
+        return None
+
+    def _refresh(self) -> None:
+        """Have the registry read, unless it is under way."""
+        if self.refreshes_asked == self.refreshes_done:
+            self.ask(Refresh, self._refreshed)
+            self.refreshes_asked += 1
+
+    def _refreshed(self, result: Result) -> None:
+        self.refreshes_done = self.refreshes_asked
+        self.refresh_error = result if isinstance(result, TxmqError) else None
+        if self.refreshes_done < self.doubt:  # it may have been read before the process stood still
+            self._refresh()
+
+    def stood_still(self, *, is_serving: bool) -> None:
+        """The process stood still until now: only a read that begins from now on tells of users again.
+
+        Args:
+            is_serving: have it begun; else the users with which the home begins to serve may have been read before.
+        """
+        self.doubt = self.refreshes_begun + 1
+        if is_serving:
+            with suppress(OverloadedError):  # a request that is parked asks
+                self._refresh()
+
+    def forget(self, client: ClientConnection) -> None:
+        """A connection is gone: its request is not executed."""
+        parked = self.parked.pop(client, None)
+        if parked is not None:
+            self.parked_bytes -= len(parked.request[3] or b"")
+
+    def take_parked(self) -> list[tuple[ClientConnection, Parked]]:
+        """All requests that wait, in order of arrival. Each must be executed again."""
+        taken = list(self.parked.items())
+        self.parked.clear()
+        self.parked_bytes = 0
+        for client, _ in taken:
+            client.waiting = None
+        return taken
+
+
+def _unavailable(reason: str) -> UnavailableError:
+    return UnavailableError(f"whether the topic exists is not known: the registry does not answer ({reason})")

@@ -6,9 +6,9 @@ import pytest
 
 from tools.images.requests import UUID, batch, part
 from tools.simulated.zookeeper import SimSession
+from txmq.broker.cluster import cluster_view
 from txmq.broker.cluster.cluster_view import ASKS_MAX, RegistryState
 from txmq.broker.cluster.registry_asks import Refresh, carry_out
-from txmq.broker.verbs import parked_requests
 from txmq.errors import RegistryAwayError
 from txmq.protocol.transaction_bodies import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -171,7 +171,7 @@ def test_request_of_a_lost_connection_is_not_executed() -> None:
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = alone().lead()
     content = batch(b"v")
-    monkeypatch.setattr(parked_requests, "PARKED_BYTES_MAX", 2 * len(content))
+    monkeypatch.setattr(cluster_view, "PARKED_BYTES_MAX", 2 * len(content))
     clients = [broker.node.connect() for _ in range(3)]
     opaques = [client.send("put", "a", 0, body=content) for client in clients]
     broker.node.pump()

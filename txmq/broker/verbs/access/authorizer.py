@@ -16,12 +16,13 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.broker.client_connection import ClientConnection
+from txmq.broker.cluster.cluster_view import DoubtfulUsersError
 from txmq.broker.context import Context
 from txmq.broker.state.principals import Permissions, of_nobody
-from txmq.broker.verbs.parked_requests import DoubtfulUsersError, doubt_users
 from txmq.errors import ForbiddenError, UnauthenticatedError
 from txmq.protocol.grants import BROKER, WHOLE
 
+STILL_MS_MAX: Final = 700  # between two ticks; a change of users reaches a home that runs within a second
 TOPIC: Final = "topic"
 GROUP: Final = "group"
 RESOURCE: Final = "resource"
@@ -51,6 +52,17 @@ def certain_permissions(context: Context, client: ClientConnection) -> Permissio
     if client.permissions is not None and doubt_users(context):
         raise DoubtfulUsersError("whether users were removed while this broker stood still is being asked; try again")
     return permissions_of(context, client)
+
+
+def doubt_users(context: Context) -> bool:
+    """Whether to ask the registry first if users were removed while the process stood still."""
+    view = context.cluster
+    if view is None:
+        return False
+    if context.now_ms - context.ticked_ms > STILL_MS_MAX:
+        context.ticked_ms = context.now_ms  # it is known now that it stood still
+        view.stood_still(is_serving=context.is_serving)
+    return context.is_serving and view.refreshes_done < view.doubt
 
 
 def require(context: Context, client: ClientConnection, operation: str, kind: str, name: str | bytes) -> None:

@@ -1,4 +1,4 @@
-"""A fair share: one user makes half at most of what there may be so many: groups, partitions, queries, outboxes, databases.
+"""A fair share: one user makes half at most of the groups, partitions, queries, outboxes and databases.
 
 Administrators are not counted: they make what all use, and raise the setting. What there was before there were users
 is nobody's. With a registry each home counts what it was asked for.
