@@ -13,7 +13,7 @@ import pytest
 import txmq
 from tools.house import House
 from txmq import errors
-from txmq.broker.verbs.verb_table import VERBS
+from txmq.broker.core import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

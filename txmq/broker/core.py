@@ -2,11 +2,11 @@
 random numbers are handed in.
 
 The life of a request: the shell parses what one read brought (``protocol.requests``) and calls ``receive``. A verb
-checks the request, moves assigned state, adds entries to the group in the making and leaves its reply there. The commit
-pipeline (``commit/pipeline.py``) takes the group (``seal``) and has its record written, synced and applied. It reports
-each of these: ``written`` releases the replies that ``sync = interval | never`` answers early, ``durable`` releases the
-others, ``applied`` moves the watermarks of all partitions in the record together. The shell carries out the effects
-(``Context.ready``, ``reads``, ``lookups``).
+(``VERBS``) checks the request, moves assigned state, adds entries to the group in the making and leaves its reply
+there. The commit pipeline (``commit/pipeline.py``) takes the group (``seal``) and has its record written, synced and
+applied. It reports each of these: ``written`` releases the replies that ``sync = interval | never`` answers early,
+``durable`` releases the others, ``applied`` moves the watermarks of all partitions in the record together. The shell
+carries out the effects (``Context.ready``, ``reads``, ``lookups``).
 
 Invariants:
     * an answer that reports durable state leaves after its record is durable. A refusal for what became of a
@@ -17,7 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.branch_asks import BranchAsk
@@ -32,26 +32,45 @@ from txmq.broker.verbs import (
     branch_resolving,
     check_backs,
     decide,
+    fast_path,
     get,
+    hello,
     prepare_commit,
+    recover,
     registry_events,
     session_expiry,
+    stats,
+    topic,
 )
 from txmq.broker.verbs import group_coordinator as groups
 from txmq.broker.verbs.access import auth
 from txmq.broker.verbs.access.audit_log import refused
 from txmq.broker.verbs.access.authorizer import doubt_users
 from txmq.broker.verbs.access.required_grants import admit
-from txmq.broker.verbs.put import take_puts
-from txmq.broker.verbs.resource import reporter_of
-from txmq.broker.verbs.verb_table import LONG_ANSWERS, TELL_A_STATE, VERBS, VERBS_BEFORE_LEADING
+from txmq.broker.verbs.access.users import acl, quota, user
+from txmq.broker.verbs.cluster import cluster
+from txmq.broker.verbs.fencing import token
+from txmq.broker.verbs.outbox import outbox
+from txmq.broker.verbs.put import put, take_puts
+from txmq.broker.verbs.query import query
+from txmq.broker.verbs.recover import parts
+from txmq.broker.verbs.resource import reporter_of, resource
 from txmq.config import BrokerSettings
 from txmq.errors import (
     BrokerError,
+    FencedError,
     InvariantError,
+    OtherTokenError,
+    OutboxConflictError,
     OverloadedError,
     StaleTopicError,
+    TransactionConflictError,
+    UnavailableError,
+    UnknownQueryError,
     UnknownTopicError,
+    UnknownTransactionError,
+    UnknownUserError,
+    UserExistsError,
 )
 from txmq.log.partition import Partition
 from txmq.protocol.requests import Request, Violation
@@ -60,6 +79,63 @@ from txmq.runtime.ports import Random
 
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes
 ANSWERED_BYTES_A_TURN = 64 << 10  # the same: an outcome asked a thousand times has as many lines as its commit had
+
+Verb = Callable[[Context, ClientConnection, Request], None]
+VERBS: dict[bytes, Verb] = {
+    b"put": put,
+    b"get": get.get,
+    b"offset": get.offset,
+    b"meta": get.meta,
+    b"hello": hello.hello,
+    b"end": hello.end,
+    b"prepare": fast_path.prepare,
+    b"commit": fast_path.commit,
+    b"rollback": prepare_commit.rollback,
+    b"outcome": prepare_commit.outcome,
+    b"decide": fast_path.decide,
+    b"complete": fast_path.complete,
+    b"forget": decide.forget,
+    b"token": token,
+    b"outbox": outbox,
+    b"recover": recover.recover,
+    b"parts": parts,
+    b"checks": check_backs.checks,
+    b"group": groups.group,
+    b"query": query,
+    b"resource": resource,
+    b"topic": topic.topic,
+    b"cluster": cluster,
+    b"auth": auth.auth,
+    b"user": user,
+    b"acl": acl,
+    b"quota": quota,
+    b"stats": stats.stats,
+    b"ping": hello.ping,
+    b"version": hello.version,
+    b"help": hello.help_,
+    b"quit": hello.quit_,
+}
+"""Which function carries out which verb."""
+_SERVED_BEFORE_LEADING = frozenset({b"hello", b"ping", b"stats", b"version", b"help", b"quit", b"cluster"})
+
+
+def _waits_for_registry(_context: Context, _client: ClientConnection, _request: Request) -> None:
+    raise UnavailableError(hello.WAITS_FOR_REGISTRY)
+
+
+VERBS_BEFORE_LEADING = {
+    name: verb if name in _SERVED_BEFORE_LEADING else _waits_for_registry for name, verb in VERBS.items()
+}
+LONG_ANSWERS = frozenset(
+    {
+        b"get", b"meta", b"recover", b"parts", b"checks", b"group", b"query", b"resource", b"topic", b"cluster",
+        b"stats", b"help", b"user", b"acl", b"quota",
+    }
+)  # fmt: skip
+TELL_A_STATE = (
+    TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, UserExistsError,
+    UnknownUserError, OtherTokenError, OutboxConflictError,
+)  # fmt: skip
 
 
 class Core:

@@ -8,9 +8,8 @@ import pytest
 
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.cluster.cluster_view import ClusterView
-from txmq.broker.core import Core
+from txmq.broker.core import VERBS, Core
 from txmq.broker.verbs import prepare_commit, transaction_checks
-from txmq.broker.verbs.verb_table import VERBS
 from txmq.protocol.requests import Request
 
 from .test_fast_path_local import batch_of, copied, new_core, part, sent

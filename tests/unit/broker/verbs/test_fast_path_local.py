@@ -8,11 +8,10 @@ import pytest
 
 from tools.simulated.clock import SimRandom
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.core import Core
+from txmq.broker.core import VERBS, Core
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.state.state import new_state
 from txmq.broker.verbs import prepare_commit
-from txmq.broker.verbs.verb_table import VERBS
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
 from txmq.model import Storage, TopicConfig

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from txmq.broker.client_connection import ClientConnection
-from txmq.broker.core import Core
+from txmq.broker.core import VERBS, Core, Verb
 from txmq.broker.verbs import prepare_commit, transaction_checks
-from txmq.broker.verbs.verb_table import VERBS, Verb
 from txmq.config import BrokerSettings
 from txmq.protocol.requests import Request
 from txmq.xid import TxId

@@ -9,9 +9,9 @@ import pytest
 
 from tools.images.node import encoded
 from txmq.broker import core
+from txmq.broker.core import VERBS
 from txmq.broker.state.principals import Permissions
 from txmq.broker.verbs.access.required_grants import RULES, Who, rule_of
-from txmq.broker.verbs.verb_table import VERBS
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
 from .verb_cases import CASES, EVERY, OTHER_NAMES, Case, World, grants_on

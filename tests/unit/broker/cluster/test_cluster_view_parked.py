@@ -14,7 +14,7 @@ from txmq.protocol.transaction_bodies import NO_KEYS, encode_part
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 
 from ..support import values
-from .support import A, Broker, alone, pair
+from ..verbs.support import A, Broker, alone, pair
 
 AWAY = "unavailable whether the topic exists is not known: the registry does not answer"
 
