@@ -32,8 +32,7 @@ from txmq.client.transaction import block
 from txmq.client.transaction.current import enclosing
 from txmq.errors import TransactionStateError
 from txmq.model import Message, Outcome, SendResult
-from txmq.runtime.loop_locks import LoopLock
-from txmq.runtime.strands import Host
+from txmq.runtime.strands import Host, LoopLock
 from txmq.xa import LastResource
 from txmq.xa.two_phase.resource_ports import XAResource
 

@@ -20,22 +20,86 @@ Invariants:
     * other strands run only while this one is parked, so code that parks must hold no ``Lock`` but one of
       ``threads.new_lock``; what it starts begins later, though the application may begin its own tasks in it at once;
     * ``unpark`` ends a park or does nothing: it never counts for a later one.
+
+Locks and conditions for the strands of one loop (``runtime/strands.py``): waiting for one parks the strand.
+
+SIGTERM while an event loop runs: whoever listens stops, and the handler that was there before hears it, too.
+
+``signal.signal`` and not the loop's ``add_signal_handler``: that would take the signal away from a server that has
+installed a handler of its own (uvicorn), and could not give it back. The handler is there while anybody listens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from asyncio import _get_running_loop
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Context
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from txmq.runtime import loop_signals, threads
-from txmq.runtime.loop_locks import LoopCondition, LoopLock
+from txmq.runtime import strands, threads
+from txmq.runtime.threads import Signal
+
+_LOCK_LOOK_S = 3600.0  # a strand that waits looks again
+
+
+class LoopLock:
+    """A lock of the strands of one loop: waiting for it parks the strand."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: deque[Signal] = deque()
+
+    def __enter__(self) -> None:
+        while self._is_held:
+            signal = Signal()
+            self._waiting.append(signal)
+            try:
+                signal.wait(_LOCK_LOOK_S)
+            finally:
+                self._waiting.remove(signal)
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+        for signal in self._waiting:  # all: the first one may be cancelled
+            signal.set()
+
+
+class LoopCondition(threading.Condition):
+    """What the strands of one loop wait for. There is nothing to lock: they change only when one parks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._signals: list[Signal] = []
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Park until ``notify_all``, ``timeout`` seconds at most; whether it came."""
+        signal = Signal()
+        self._signals.append(signal)
+        try:
+            return signal.wait(_LOCK_LOOK_S if timeout is None else timeout)
+        finally:
+            self._signals.remove(signal)
+
+    def notify_all(self) -> None:
+        """Wake all that wait."""
+        for signal in self._signals:
+            signal.set()
+
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
@@ -152,7 +216,7 @@ class Strand:
 
     def until_terminated(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
         """Call ``stop`` in the loop on SIGTERM while the block runs."""
-        return loop_signals.until_terminated(self.host.loop, lambda: self.host.call(stop))
+        return strands.until_terminated(self.host.loop, lambda: self.host.call(stop))
 
     def new_future(self) -> threads.Future[Any]:
         """See ``threads.Strand``."""
@@ -477,3 +541,34 @@ class LoopClock:
 
 
 threads.watch_strands(current)
+
+
+_listening_for_sigterm: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
+_former_handler: Any = None  # the handler before the first one that listens
+
+
+@contextmanager
+def until_terminated(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` in the loop on SIGTERM while the block runs; nothing where this is not the main thread."""
+    global _former_handler
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = object()
+    if not _listening_for_sigterm:
+        _former_handler = signal.signal(signal.SIGTERM, _sigterm_heard)
+    _listening_for_sigterm[ours] = loop, stop
+    try:
+        yield
+    finally:
+        del _listening_for_sigterm[ours]
+        if not _listening_for_sigterm and signal.getsignal(signal.SIGTERM) is _sigterm_heard:
+            signal.signal(signal.SIGTERM, _former_handler)
+
+
+def _sigterm_heard(number: int, frame: FrameType | None) -> None:
+    for loop, stop in list(_listening_for_sigterm.values()):
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop)  # wakes a loop that waits
+    if callable(_former_handler):
+        _former_handler(number, frame)

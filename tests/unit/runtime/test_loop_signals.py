@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from txmq.runtime.loop_signals import until_terminated
+from txmq.runtime.strands import until_terminated
 
 LONG_S = 60.0
 

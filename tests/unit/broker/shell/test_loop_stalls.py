@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker.shell.loop_stalls import WINDOW_S, LoopStalls
+from txmq.broker.shell.server import WINDOW_S, LoopStalls
 
 
 def stalls_of(waits: list[float]) -> LoopStalls:
