@@ -15,18 +15,17 @@ What would be a thread of its own (``start_daemon``) is a task of the host, whic
 for a disk or for another library (``off_loop``) runs in one of the host's threads, which nothing else keeps busy. A
 strand that is cancelled meanwhile waits for its end: two never meet in one file.
 
+*Locks.* ``LoopLock`` and ``LoopCondition`` are those of the strands of one loop: waiting for one parks the strand.
+
+*SIGTERM* while a loop runs: each strand that listens stops, and the handler that was there before hears it, too.
+``signal.signal`` and not the loop's ``add_signal_handler``: that would take the signal away from a server that has
+installed a handler of its own (uvicorn), and could not give it back. The handler is there while any strand listens.
+
 Invariants:
     * a strand runs on the thread of its host's loop, and in the context of its task: context variables are shared;
     * other strands run only while this one is parked, so code that parks must hold no ``Lock`` but one of
       ``threads.new_lock``; what it starts begins later, though the application may begin its own tasks in it at once;
     * ``unpark`` ends a park or does nothing: it never counts for a later one.
-
-Locks and conditions for the strands of one loop (``runtime/strands.py``): waiting for one parks the strand.
-
-SIGTERM while an event loop runs: whoever listens stops, and the handler that was there before hears it, too.
-
-``signal.signal`` and not the loop's ``add_signal_handler``: that would take the signal away from a server that has
-installed a handler of its own (uvicorn), and could not give it back. The handler is there while anybody listens.
 """
 
 from __future__ import annotations
@@ -44,62 +43,8 @@ from contextvars import Context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from txmq.runtime import strands, threads
+from txmq.runtime import threads
 from txmq.runtime.threads import Signal
-
-_LOCK_LOOK_S = 3600.0  # a strand that waits looks again
-
-
-class LoopLock:
-    """A lock of the strands of one loop: waiting for it parks the strand."""
-
-    def __init__(self) -> None:
-        self._is_held = False
-        self._waiting: deque[Signal] = deque()
-
-    def __enter__(self) -> None:
-        while self._is_held:
-            signal = Signal()
-            self._waiting.append(signal)
-            try:
-                signal.wait(_LOCK_LOOK_S)
-            finally:
-                self._waiting.remove(signal)
-        self._is_held = True
-
-    def __exit__(self, *_: object) -> None:
-        self._is_held = False
-        for signal in self._waiting:  # all: the first one may be cancelled
-            signal.set()
-
-
-class LoopCondition(threading.Condition):
-    """What the strands of one loop wait for. There is nothing to lock: they change only when one parks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._signals: list[Signal] = []
-
-    def __enter__(self) -> bool:
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Park until ``notify_all``, ``timeout`` seconds at most; whether it came."""
-        signal = Signal()
-        self._signals.append(signal)
-        try:
-            return signal.wait(_LOCK_LOOK_S if timeout is None else timeout)
-        finally:
-            self._signals.remove(signal)
-
-    def notify_all(self) -> None:
-        """Wake all that wait."""
-        for signal in self._signals:
-            signal.set()
-
 
 try:
     from greenlet import GreenletExit, getcurrent, greenlet
@@ -113,6 +58,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 IDLE_MAX = 256  # greenlets of a host that wait for work
 _CLOSE_S_MAX = 5.0  # for daemons and streams that were told to end
+_LOCK_LOOK_S = 3600.0  # a strand that waits for a lock looks again
 _LOOK_S = 0.001  # whether streams have ended, which takes a turn of the loop or two
 _KEEP_S = 0.005  # calls that find their messages there keep the loop at most so long
 _BLOCKING_MAX = 16  # threads of a host for what blocks
@@ -216,7 +162,7 @@ class Strand:
 
     def until_terminated(self, stop: Callable[[], None]) -> AbstractContextManager[None]:
         """Call ``stop`` in the loop on SIGTERM while the block runs."""
-        return strands.until_terminated(self.host.loop, lambda: self.host.call(stop))
+        return until_terminated(self.host.loop, lambda: self.host.call(stop))
 
     def new_future(self) -> threads.Future[Any]:
         """See ``threads.Strand``."""
@@ -540,10 +486,63 @@ class LoopClock:
         required().park(max(seconds, 0.0))
 
 
-threads.watch_strands(current)
+# --- locks -----------------------------------------------------------------------------------------------------------
 
 
-_listening_for_sigterm: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
+class LoopLock:
+    """A lock of the strands of one loop: waiting for it parks the strand."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: deque[Signal] = deque()
+
+    def __enter__(self) -> None:
+        while self._is_held:
+            waiter = Signal()
+            self._waiting.append(waiter)
+            try:
+                waiter.wait(_LOCK_LOOK_S)
+            finally:
+                self._waiting.remove(waiter)
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+        for waiter in self._waiting:  # all: the first one may be cancelled
+            waiter.set()
+
+
+class LoopCondition(threading.Condition):
+    """What the strands of one loop wait for. There is nothing to lock: they change only when one parks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[Signal] = []
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Park until ``notify_all``, ``timeout`` seconds at most; whether it came."""
+        waiter = Signal()
+        self._waiting.append(waiter)
+        try:
+            return waiter.wait(_LOCK_LOOK_S if timeout is None else timeout)
+        finally:
+            self._waiting.remove(waiter)
+
+    def notify_all(self) -> None:
+        """Wake all that wait."""
+        for waiter in self._waiting:
+            waiter.set()
+
+
+# --- SIGTERM ---------------------------------------------------------------------------------------------------------
+
+_listening: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
 _former_handler: Any = None  # the handler before the first one that listens
 
 
@@ -555,20 +554,23 @@ def until_terminated(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) 
         yield
         return
     ours = object()
-    if not _listening_for_sigterm:
+    if not _listening:
         _former_handler = signal.signal(signal.SIGTERM, _sigterm_heard)
-    _listening_for_sigterm[ours] = loop, stop
+    _listening[ours] = loop, stop
     try:
         yield
     finally:
-        del _listening_for_sigterm[ours]
-        if not _listening_for_sigterm and signal.getsignal(signal.SIGTERM) is _sigterm_heard:
+        del _listening[ours]
+        if not _listening and signal.getsignal(signal.SIGTERM) is _sigterm_heard:
             signal.signal(signal.SIGTERM, _former_handler)
 
 
 def _sigterm_heard(number: int, frame: FrameType | None) -> None:
-    for loop, stop in list(_listening_for_sigterm.values()):
+    for loop, stop in list(_listening.values()):
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop)  # wakes a loop that waits
     if callable(_former_handler):
         _former_handler(number, frame)
+
+
+threads.watch_strands(current)

@@ -6,6 +6,10 @@ committed at the end of the loop's iteration, together with the requests of othe
 the one that writes the journal (``commit/journal_schedule.py`` chooses between these two), the one that writes
 partition files, or the one for checkpoints and upkeep.
 
+*Stalls.* ``LoopStalls`` keeps the longest time in the last minute that the loop took nothing up. Two things are seen: a
+timer that fires late, and a callback that takes long. The time that the loop's thread waited for a processor since the
+last timer is told apart; the rest is the broker's own: its work, and its waits for the disk and the interpreter's lock.
+
 Invariants:
     * an answer is handed to the socket when the pipeline has released it, before the next step;
     * a journal that fails ends the broker: waiters get 503 (outcome unknown), nothing is retried;
@@ -13,12 +17,6 @@ Invariants:
     * every queue is bounded: bodies by one byte budget, groups by ``QUEUED_BYTES_MAX`` (then nothing is read), answers
       by another one (``answer_budget``) and, each connection's, by the transport's high-water mark (then that one is
       not read, and dropped after ``write_timeout_ms``).
-
-The longest stall of the event loop in the last minute: how long it took nothing up.
-
-Two things are seen: a timer that fires late, and a callback that takes long. The time that the loop's thread waited
-for a processor since the last timer is told apart; the rest is the broker's own: its work, and its waits for the disk
-and the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -59,56 +57,14 @@ from txmq.runtime.ports import Clock
 if TYPE_CHECKING:
     from txmq.broker.shell.cluster_membership import RegistrySessionLoop
 
-WINDOW_S: Final = 60.0
-_SLOT_S: Final = 10.0
-NOTICED_S: Final = 0.002
-
-
-class LoopStalls:
-    """Maxima by slots of ten seconds; the oldest slot is partly out of the window.
-
-    Args:
-        processor_waits_s: how long the loop's thread has waited for a processor so far.
-    """
-
-    def __init__(self, processor_waits_s: Callable[[], float]) -> None:
-        self._waits_s = processor_waits_s
-        self._waited_s = processor_waits_s()  # at the last tick
-        self._slots: deque[list[float]] = deque()  # number, longest, longest without waits for a processor
-
-    def ticked(self, now: float, late_s: float) -> None:
-        """The timer fired so late."""
-        waited_s, self._waited_s = self._waited_s, self._waits_s()
-        self._saw(now, late_s, self._waited_s - waited_s)
-
-    def worked(self, now: float, took_s: float) -> None:
-        """A callback took so long; nothing is noted below ``NOTICED_S``."""
-        if took_s >= NOTICED_S:
-            self._saw(now, took_s, self._waits_s() - self._waited_s)
-
-    def _saw(self, now: float, stall_s: float, waited_s: float) -> None:
-        number, own_s = now // _SLOT_S, max(0.0, stall_s - waited_s)
-        if not self._slots or self._slots[-1][0] != number:
-            self._slots.append([number, stall_s, own_s])
-            while self._slots[0][0] < number - WINDOW_S / _SLOT_S:
-                self._slots.popleft()
-            return
-        newest = self._slots[-1]
-        newest[1], newest[2] = max(newest[1], stall_s), max(newest[2], own_s)
-
-    def figures(self) -> dict[str, float]:
-        """For ``stats``, in ms."""
-        return {
-            "loop_stall_ms_max": round(max((slot[1] for slot in self._slots), default=0.0) * 1000, 1),
-            "loop_stall_own_ms_max": round(max((slot[2] for slot in self._slots), default=0.0) * 1000, 1),
-        }
-
-
 log = get_logger()
 STOP_LINGER_S = 2.0  # for the last answers of a clean stop
 QUEUED_BYTES_MAX = 32 << 20
 CLOSED_A_TURN = 100  # each some 0.1 ms: thousands of handshakes may be over in one moment
 READS_A_TURN = 500  # one message may wake 10,000 polls of each of many connections
+STALL_NOTICED_S: Final = 0.002
+STALL_WINDOW_S: Final = 60.0
+_STALL_SLOT_S: Final = 10.0
 
 
 class Server:
@@ -344,7 +300,7 @@ class Server:
             self._alarm.cancel()
             self._alarm, self._wakes_at = None, inf
         now = self.clock.monotonic()
-        if now - started >= NOTICED_S:
+        if now - started >= STALL_NOTICED_S:
             self._stalls.worked(now, now - started)
 
     def _write_audit(self) -> None:
@@ -518,4 +474,44 @@ class Server:
             "refused_by_quota": self.throttle.refused,
             "clock_ahead_ms": self._ahead_ms(),
             **self._stalls.figures(),
+        }
+
+
+class LoopStalls:
+    """Maxima by slots of ten seconds; the oldest slot is partly out of the window.
+
+    Args:
+        processor_waits_s: how long the loop's thread has waited for a processor so far.
+    """
+
+    def __init__(self, processor_waits_s: Callable[[], float]) -> None:
+        self._waits_s = processor_waits_s
+        self._waited_s = processor_waits_s()  # at the last tick
+        self._slots: deque[list[float]] = deque()  # number, longest, longest without waits for a processor
+
+    def ticked(self, now: float, late_s: float) -> None:
+        """The timer fired so late."""
+        waited_s, self._waited_s = self._waited_s, self._waits_s()
+        self._saw(now, late_s, self._waited_s - waited_s)
+
+    def worked(self, now: float, took_s: float) -> None:
+        """A callback took so long; nothing is noted below ``STALL_NOTICED_S``."""
+        if took_s >= STALL_NOTICED_S:
+            self._saw(now, took_s, self._waits_s() - self._waited_s)
+
+    def _saw(self, now: float, stall_s: float, waited_s: float) -> None:
+        number, own_s = now // _STALL_SLOT_S, max(0.0, stall_s - waited_s)
+        if not self._slots or self._slots[-1][0] != number:
+            self._slots.append([number, stall_s, own_s])
+            while self._slots[0][0] < number - STALL_WINDOW_S / _STALL_SLOT_S:
+                self._slots.popleft()
+            return
+        newest = self._slots[-1]
+        newest[1], newest[2] = max(newest[1], stall_s), max(newest[2], own_s)
+
+    def figures(self) -> dict[str, float]:
+        """For ``stats``, in ms."""
+        return {
+            "loop_stall_ms_max": round(max((slot[1] for slot in self._slots), default=0.0) * 1000, 1),
+            "loop_stall_own_ms_max": round(max((slot[2] for slot in self._slots), default=0.0) * 1000, 1),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.broker.shell.server import WINDOW_S, LoopStalls
+from txmq.broker.shell.server import STALL_WINDOW_S, LoopStalls
 
 
 def stalls_of(waits: list[float]) -> LoopStalls:
@@ -33,9 +33,9 @@ def test_a_stall_is_forgotten_after_a_minute_and_not_before(count: int) -> None:
     stalls = stalls_of([0.0])
     for _ in range(count):
         stalls.ticked(100.0, 0.5)
-    for second in range(1, int(WINDOW_S) + 1):
+    for second in range(1, int(STALL_WINDOW_S) + 1):
         stalls.ticked(100.0 + second, 0.001)
         assert stalls.figures()["loop_stall_ms_max"] == 500.0
-    stalls.ticked(100.0 + WINDOW_S + 10, 0.001)
+    stalls.ticked(100.0 + STALL_WINDOW_S + 10, 0.001)
     assert stalls.figures()["loop_stall_ms_max"] == 1.0
     assert len(stalls._slots) <= 8
