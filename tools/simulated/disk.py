@@ -45,7 +45,7 @@ from tools.simulated.disk_model import (
 )
 from tools.simulated.file import Kind, Node, SimFile, error
 from txmq.errors import DirectoryInUseError
-from txmq.runtime.paths import ROOT, normal, parent, split
+from txmq.runtime.ports import ROOT_PATH, normal_path, parent_path, path_parts
 
 _MUTATING: Final = frozenset({"write", "sync", "entry"})
 CAPACITY_BYTES: Final = 1 << 40
@@ -171,7 +171,7 @@ class SimDisk:
 
     def damage(self, path: str, position: int, data: bytes) -> None:
         """Change bytes of a file, in the cache and on disk, as a failing medium does. The file is forced on the way."""
-        node = self._node(normal(path))
+        node = self._node(normal_path(path))
         self.perform(Write(node.number, path, position, data))
         self.perform(Sync(node.number, path))
         overwrite(node.change(), position, data)
@@ -209,16 +209,16 @@ class SimDisk:
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> SimFile:
         """Open an existing file, or create it empty (``create=True``: FileExistsError if it is there)."""
-        path = normal(path)
+        path = normal_path(path)
         self._check("open", path)
-        if path == ROOT:
+        if path == ROOT_PATH:
             raise error(errno.EISDIR, path)
         if create:
             self._create(path)
         return SimFile(self, self._node(path), path, writable or create)
 
     def _create(self, path: str) -> None:
-        self._require_directory(parent(path))
+        self._require_directory(parent_path(path))
         if path in self._entries:
             raise error(errno.EEXIST, path)
         self._check("entry", path)
@@ -230,11 +230,11 @@ class SimDisk:
     def exists(self, path: str) -> bool:
         """Whether a file or directory is there."""
         self._check(None, path)
-        return (path := normal(path)) == ROOT or path in self._entries
+        return (path := normal_path(path)) == ROOT_PATH or path in self._entries
 
     def list_directory(self, path: str) -> list[str]:
         """Sorted names; an absent directory lists as empty."""
-        path = normal(path)
+        path = normal_path(path)
         self._check(None, path)
         if path in self._entries:
             self._require_directory(path)
@@ -257,12 +257,12 @@ class SimDisk:
         for name in self._missing(path):
             self.perform(AddDirectory(name))
             self._entries[name] = DIRECTORY
-            changed.append(parent(name))
+            changed.append(parent_path(name))
         return changed
 
     def _missing(self, path: str) -> Iterator[str]:
         """The directories on the way that must be made, from the top."""
-        parts = split(path)
+        parts = path_parts(path)
         for depth in range(1, len(parts) + 1):
             name = "/".join(parts[:depth])
             if name in self._entries:
@@ -273,9 +273,9 @@ class SimDisk:
 
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable only after ``sync_directory``. Files only."""
-        source, target = normal(source), normal(target)
+        source, target = normal_path(source), normal_path(target)
         node = self._node(source)
-        self._require_directory(parent(target))
+        self._require_directory(parent_path(target))
         if self._entries.get(target) == DIRECTORY:
             raise error(errno.EISDIR, target)
         self._check("entry", source)
@@ -287,7 +287,7 @@ class SimDisk:
 
     def unlink(self, path: str) -> None:
         """Remove a file; FileNotFoundError if absent; durable only after ``sync_directory``."""
-        path = normal(path)
+        path = normal_path(path)
         self._node(path)
         self._check("entry", path)
         self.perform(Unlink(path))
@@ -295,7 +295,7 @@ class SimDisk:
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
-        path = normal(path)
+        path = normal_path(path)
         self._require_directory(path)
         if self._names(path):
             raise error(errno.ENOTEMPTY, path)
@@ -305,7 +305,7 @@ class SimDisk:
 
     def sync_directory(self, path: str) -> None:
         """Force a directory's entries. One that fails leaves them pending."""
-        path = normal(path)
+        path = normal_path(path)
         self._require_directory(path)
         self._check("sync", path)
         self.perform(SyncDirectory(path))
@@ -316,7 +316,7 @@ class SimDisk:
 
     def lock(self, path: str) -> SimLock:
         """Take an exclusive lock file, or raise DirectoryInUseError. It has no entry: nothing depends on one."""
-        path = normal(path)
+        path = normal_path(path)
         self._check("open", path)
         if path in self._locks:
             raise DirectoryInUseError(f"{path} is held by a process: stop that process, or use another data directory")
@@ -338,7 +338,7 @@ class SimDisk:
             self.used_bytes -= len(self._nodes.pop(number).cache)
 
     def _require_directory(self, path: str) -> None:
-        if path == ROOT:
+        if path == ROOT_PATH:
             return
         number = self._entries.get(path)
         if number is None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from txmq.runtime.paths import ROOT, parent
+from txmq.runtime.ports import ROOT_PATH, parent_path
 
 DIRECTORY: Final = 0  # inode number of every directory: only their names matter
 
@@ -274,15 +274,15 @@ class Model:
     def _finish_removal(self, path: str) -> None:
         if any(isinstance(op, RemoveDirectory) and op.path == path for _, op in self._pending_entries):
             self._sync_directory(path)  # the older directory of that name is gone for good
-            self._sync_directory(parent(path))
+            self._sync_directory(parent_path(path))
 
     def _sync_directory(self, directory: str) -> None:
         left: list[tuple[int, EntryOp]] = []
         for number, op in self._pending_entries:
             if not isinstance(op, Rename):
-                target = source = parent(op.path)
+                target = source = parent_path(op.path)
             else:
-                target, source = parent(op.target), parent(op.source)
+                target, source = parent_path(op.target), parent_path(op.source)
             if source == directory:
                 apply_entry_op(self._entries, op)
             elif target == directory and isinstance(op, Rename):
@@ -342,7 +342,7 @@ def _reachable(entries: dict[str, int]) -> dict[str, int]:
     """Those whose directories are all there."""
     found: dict[str, int] = {}
     for path in sorted(entries):
-        above = parent(path)
-        if above == ROOT or found.get(above) == DIRECTORY:
+        above = parent_path(path)
+        if above == ROOT_PATH or found.get(above) == DIRECTORY:
             found[path] = entries[path]
     return found

@@ -29,8 +29,7 @@ from typing import Any
 from txmq.errors import caused
 from txmq.log.segment_index import IndexCache
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.paths import parent
-from txmq.runtime.ports import Buffer, Disk, File
+from txmq.runtime.ports import Buffer, Disk, File, parent_path
 
 _PINNED_MAX = 4  # clean files that cannot go just now: a read in each of the broker's threads
 
@@ -177,7 +176,7 @@ class FileCache:
         self._forget(path)
         self._disk.unlink(path)
         self._forget(path)  # a sync or reader may have opened it in between
-        self._changed(parent(path))
+        self._changed(parent_path(path))
 
     def archive(self, path: str, target: str) -> None:
         """Move a file that is complete to ``target``; its bytes are forced before. Durability: as ``unlink``."""
@@ -186,11 +185,11 @@ class FileCache:
         if number is not None:
             self._sync_file(path, number)
         self._forget(path)
-        self._disk.make_directories(parent(target))
+        self._disk.make_directories(parent_path(target))
         self._disk.rename(path, target)
         self._forget(path)
-        self._changed(parent(path))
-        self._changed(parent(target))
+        self._changed(parent_path(path))
+        self._changed(parent_path(target))
 
     def _forget(self, path: str) -> None:
         self.indexes.drop(path)
@@ -230,7 +229,7 @@ class FileCache:
         except FileNotFoundError:
             if not create:
                 raise
-        directory = parent(path)
+        directory = parent_path(path)
         for changed in self._disk.add_directories(directory):  # not synced: there may be 10,000 new partitions
             self._changed(changed)
         crash_point("segment.roll")
@@ -313,6 +312,6 @@ def _above(path: str) -> list[str]:
     """The directories that lead to it, the nearest first."""
     found = []
     while path:
-        path = parent(path)
+        path = parent_path(path)
         found.append(path)
     return found

@@ -28,8 +28,7 @@ from pathlib import Path
 
 from txmq.errors import DirectoryInUseError
 from txmq.runtime.os_process import take_standard_descriptors
-from txmq.runtime.paths import parent, split
-from txmq.runtime.ports import Buffer
+from txmq.runtime.ports import Buffer, parent_path, path_parts
 from txmq.runtime.private_files import make_private_directory
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -245,7 +244,7 @@ class OSDisk:
 
     def exists(self, path: str) -> bool:
         """Whether a file or directory is there."""
-        if not split(path):
+        if not path_parts(path):
             return True
         try:
             with self._parent(path) as (directory, name):
@@ -264,7 +263,7 @@ class OSDisk:
 
     def make_directories(self, path: str) -> None:
         """Create a directory and its parents (mode 0700), each entry synced; no error if it exists."""
-        parts = split(path)
+        parts = path_parts(path)
         for depth in range(1, len(parts) + 1):
             if parts[:depth] not in self._synced_directories:
                 self._make_directory(parts[:depth])
@@ -280,7 +279,7 @@ class OSDisk:
 
     def add_directories(self, path: str) -> list[str]:
         """Create a directory and its parents where they are missing; the directories that got an entry, not synced."""
-        parts = split(path)
+        parts = path_parts(path)
         if not parts:
             return []
         try:
@@ -290,8 +289,8 @@ class OSDisk:
             os.close(self._walk(parts))  # refuses what is not a directory
             return []
         except FileNotFoundError:
-            return [*self.add_directories(parent(path)), *self.add_directories(path)]
-        return [parent(path)]
+            return [*self.add_directories(parent_path(path)), *self.add_directories(path)]
+        return [parent_path(path)]
 
     def rename(self, source: str, target: str) -> None:
         """Replace ``target`` atomically; durable only after ``sync_directory``."""
@@ -305,7 +304,7 @@ class OSDisk:
 
     def remove_directory(self, path: str) -> None:
         """Remove an empty directory."""
-        self._synced_directories.discard(split(path))
+        self._synced_directories.discard(path_parts(path))
         with self._parent(path) as (directory, name):
             os.rmdir(name, dir_fd=directory)
 
@@ -376,7 +375,7 @@ class OSDisk:
     @contextmanager
     def _directory(self, path: str) -> Iterator[int]:
         """The directory's descriptor; errors name the whole path."""
-        parts = split(path)
+        parts = path_parts(path)
         try:
             descriptor = self._walk(parts)
             try:
@@ -389,7 +388,7 @@ class OSDisk:
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
         """The descriptor of the directory that holds ``path``, and the name there; errors name the whole path."""
-        parts = split(path)
+        parts = path_parts(path)
         if not parts:
             raise IsADirectoryError(errno.EISDIR, "the data directory itself", str(self._path))
         try:

@@ -1,19 +1,23 @@
 """The doors to the outside, as ports: clock, random numbers, disk, network. Everything above depends on these, never on
 ``os``.
 
-Two versions of each exist: the operating system's (``runtime/os_*.py``) and the simulated one (``runtime/sim_*.py``),
+Two versions of each exist: the operating system's (``runtime/os_*.py``) and the simulated one (``tools/simulated``),
 held to the same contract tests.
 
 Paths are relative POSIX strings below the data directory (``"journal/00000000000000000000.redo"``): no path from
-outside ever reaches a Disk, and a Disk refuses ``..``, absolute paths and symbolic links.
+outside ever reaches a Disk, and a Disk refuses symbolic links. Every Disk checks a path in the same way
+(``path_parts``): no absolute path, no ``.``, ``..`` or empty component, no NUL, no backslash. The data directory itself
+is ``""`` (``"."`` is accepted for it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
+ROOT_PATH = ""
 
 
 class Clock(Protocol):
@@ -152,3 +156,31 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Give back the descriptor."""
+
+
+# --- paths -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def path_parts(path: str) -> tuple[str, ...]:
+    """The components of ``path``; empty for the data directory.
+
+    Raises:
+        ValueError: the path could leave the data directory, or has more than one form.
+    """
+    if path in (ROOT_PATH, "."):
+        return ()
+    parts = tuple(path.split("/"))
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path or "\\" in path:
+        raise ValueError(f"not a relative path below the data directory: {path!r}")
+    return parts
+
+
+def normal_path(path: str) -> str:
+    """The one form of ``path``."""
+    return "/".join(path_parts(path))
+
+
+def parent_path(path: str) -> str:
+    """The directory that holds ``path``."""
+    return "/".join(path_parts(path)[:-1])
