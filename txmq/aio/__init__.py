@@ -11,13 +11,11 @@ Needs the package greenlet (the extra ``aio``). How it works: ``txmq/runtime/str
 
 from __future__ import annotations
 
-from txmq.aio.admin import Groups, Topics, Transactions
-from txmq.aio.client import Client, connect
+from txmq.aio.client import Client, Groups, Topics, Transactions, connect
 from txmq.aio.consumer import Consumer, Message
 from txmq.aio.half_message import HalfMessage
-from txmq.aio.ordered_producer import OrderedMessageProducer
 from txmq.aio.outbox import Outbox, Relay
-from txmq.aio.producer import Producer
+from txmq.aio.producer import OrderedMessageProducer, Producer
 from txmq.aio.transaction import Transaction
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""``txmq.aio.connect`` and ``Client``."""
+"""``txmq.aio.connect`` and ``Client``.
+
+``client.topics``, ``client.groups``, ``client.transactions`` on an event loop.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,13 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from txmq.addresses import TlsFiles, is_ensemble
-from txmq.aio.admin import Groups, Topics, Transactions
 from txmq.aio.consumer import Consumer
 from txmq.aio.half_message import Checker, checker_for_strands
 from txmq.aio.loop_transport import LoopClient
-from txmq.aio.ordered_producer import OrderedMessageProducer
 from txmq.aio.outbox import Outbox, Relay
-from txmq.aio.producer import Producer, RetryingProducer
+from txmq.aio.producer import OrderedMessageProducer, Producer, RetryingProducer
 from txmq.aio.twin import Facade, twin
+from txmq.client.admin import groups, transactions
 from txmq.client.arguments import require_function
 from txmq.client.bootstrap import Bootstrap, bootstrap_of
 from txmq.client.client import Client as SyncClient
@@ -29,12 +31,50 @@ from txmq.client.partitioner import PartitionSelector
 from txmq.client.relay.database_side import Durability
 from txmq.client.spooling.ordered_producer import ORDERED_DEFAULTS, OrderedOptions
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer as SyncOrderedProducer
+from txmq.client.topics import Topics as SyncTopics
 from txmq.client.transport.reconnecting import Address
 from txmq.model import Message
 from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands
 from txmq.runtime.clocks import OSClock
 from txmq.xa.database.loop_connection import opened
+
+
+class Topics(Facade[SyncTopics]):
+    """``client.topics``, as ``txmq.Client`` has it."""
+
+    create = twin(SyncTopics.create)
+    alter = twin(SyncTopics.alter)
+    delete = twin(SyncTopics.delete)
+    describe = twin(SyncTopics.describe)
+    watermarks = twin(SyncTopics.watermarks)
+    list = twin(SyncTopics.list)
+    ensure = twin(SyncTopics.ensure)
+
+
+class Groups(Facade[groups.Groups]):
+    """``client.groups``, as ``txmq.Client`` has it."""
+
+    list = twin(groups.Groups.list)
+    describe = twin(groups.Groups.describe)
+    reset = twin(groups.Groups.reset)
+    delete = twin(groups.Groups.delete)
+
+
+class Transactions(Facade[transactions.Transactions]):
+    """``client.transactions``, as ``txmq.Client`` has it."""
+
+    list = twin(transactions.Transactions.list)
+    resources = twin(transactions.Transactions.resources)
+    messages = twin(transactions.Transactions.messages)
+    show = twin(transactions.Transactions.show)
+    outcome = twin(transactions.Transactions.outcome)
+    commit = twin(transactions.Transactions.commit)
+    rollback = twin(transactions.Transactions.rollback)
+    complete = twin(transactions.Transactions.complete)
+    give_up_home = twin(transactions.Transactions.give_up_home)
+    fence = twin(transactions.Transactions.fence)
+    forget = twin(transactions.Transactions.forget)
 
 
 async def connect(

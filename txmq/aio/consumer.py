@@ -19,7 +19,7 @@ from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from txmq import model
-from txmq.aio.block_connection import Connection
+from txmq.aio.transaction import Connection
 from txmq.aio.twin import Facade, twin
 from txmq.client.consumer import consumer
 from txmq.client.consumer.options import ConsumerSettings

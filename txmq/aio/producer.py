@@ -1,4 +1,17 @@
-"""``client.producer(...)`` on an event loop."""
+"""``client.producer(...)`` on an event loop.
+
+Sends that go to their end, whatever becomes of the tasks that wait for them.
+
+So a message is at the broker, on this host's disk or refused, never in between, and later ones come after it.
+
+``client.ordered_producer(...)`` on an event loop.
+
+Theory of operation. The producer is the synchronous one (``txmq/client/spooling``): its drain and spooling threads are
+strands. What touches the spool's file runs in threads of the client, so that syncs hold up no task; tasks that wait for
+a sync share it, as threads do.
+
+Invariant: a send that has begun goes to its end, whatever becomes of the task that waits for it (``begun``).
+"""
 
 from __future__ import annotations
 
@@ -9,18 +22,46 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
-from txmq.aio.begun import BegunSends
 from txmq.aio.half_message import HalfMessage
 from txmq.aio.transaction import Transaction, enclosing_block
 from txmq.aio.twin import Facade, twin
 from txmq.client.producer import producer
 from txmq.client.producer.bulk import Pair
 from txmq.client.producer.producer import Content
+from txmq.client.spooling import ordered_producer
 from txmq.client.transaction import half_message
 from txmq.errors import TransactionStateError, TxmqError
 from txmq.model import SendResult
-from txmq.runtime.strands import Host
+from txmq.runtime.strands import Host, Running, required
 from txmq.xa.resources import Resource
+
+T = TypeVar("T")
+
+
+class BegunSends:
+    """Those of one producer."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._running: set[Running[Any]] = set()
+
+    async def run(self, send: Callable[[], T]) -> T:
+        """Begin ``send`` at once, and wait for its end."""
+        running = self._host.begin_end(send)
+        if not running.is_done:
+            self._running.add(running)
+            running.waiter().add_done_callback(lambda _: self._running.discard(running))
+        return await running
+
+    async def close(self, close: Callable[[], object]) -> None:
+        """Call ``close`` after all that have begun; it goes to its end, too."""
+        await self._host.to_end(lambda: self._close(close))
+
+    def _close(self, close: Callable[[], object]) -> None:
+        for running in tuple(self._running):
+            required().wait_for(running.waiter())
+        close()
+
 
 T = TypeVar("T")
 
@@ -151,3 +192,70 @@ class RetryingProducer(Producer):
     async def close(self, timeout: float | None = None) -> None:
         """End, after sends that have begun. The next producer that opens the store sends what is kept."""
         await self._sends.close(partial(self.inner.close, timeout))
+
+
+class OrderedMessageProducer(Facade[ordered_producer.OrderedMessageProducer]):
+    """Sends messages in order, per partition; as ``txmq.OrderedMessageProducer``. Usable as a block (``async with``).
+
+    Made by ``await client.ordered_producer(...)``. Messages of one task to one partition are stored in the order of its
+    calls.
+    """
+
+    def __init__(self, inner: ordered_producer.OrderedMessageProducer, host: Host) -> None:
+        super().__init__(inner, host)
+        self._sends = BegunSends(host)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, timeout: float | None = None,
+    ) -> SendResult:  # fmt: skip
+        """Send one message: to the broker, or to the spool; as ``txmq.OrderedMessageProducer.send``.
+
+        A task that is cancelled here gives up the wait: the message is sent, or spooled.
+        """
+        return await self._sends.run(
+            partial(self.inner.send, topic, value, key, headers=headers, tag=tag, timeout=timeout)
+        )
+
+    async def send_async(
+        self, topic: str, value: bytes, key: bytes | None = None, *, headers: Mapping[str, bytes] | None = None,
+        tag: str | None = None, timeout: float | None = None,
+    ) -> Future[SendResult]:  # fmt: skip
+        """As ``send``, without waiting for the broker: that is the future's. A spooled message is synced first."""
+        future = await self._sends.run(
+            partial(self.inner.send_async, topic, value, key, headers=headers, tag=tag, timeout=timeout)
+        )
+        return cast("Future[SendResult]", future)
+
+    @property
+    def spooled(self) -> int:
+        """How many messages wait in the spool."""
+        return self.inner.spooled
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self.inner.is_closed
+
+    @property
+    def request_size_bytes_max(self) -> int:
+        """The broker's limit, or its default until that is known."""
+        return self.inner.request_size_bytes_max
+
+    parked = twin(ordered_producer.OrderedMessageProducer.parked)
+    flush = twin(ordered_producer.OrderedMessageProducer.flush)
+
+    async def close(self) -> None:
+        """End, after sends that have begun; as ``txmq.OrderedMessageProducer.close``.
+
+        It goes to its end also if its task is cancelled.
+        """
+        await self._sends.close(self.inner.close)
