@@ -1,7 +1,4 @@
-"""``txmq.aio.connect`` and ``Client``.
-
-``client.topics``, ``client.groups``, ``client.transactions`` on an event loop.
-"""
+"""``txmq.aio.connect``, the ``Client``, and its ``topics``, ``groups`` and ``transactions``."""
 
 from __future__ import annotations
 
@@ -38,43 +35,6 @@ from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands
 from txmq.runtime.clocks import OSClock
 from txmq.xa.database.loop_connection import opened
-
-
-class Topics(Facade[SyncTopics]):
-    """``client.topics``, as ``txmq.Client`` has it."""
-
-    create = twin(SyncTopics.create)
-    alter = twin(SyncTopics.alter)
-    delete = twin(SyncTopics.delete)
-    describe = twin(SyncTopics.describe)
-    watermarks = twin(SyncTopics.watermarks)
-    list = twin(SyncTopics.list)
-    ensure = twin(SyncTopics.ensure)
-
-
-class Groups(Facade[groups.Groups]):
-    """``client.groups``, as ``txmq.Client`` has it."""
-
-    list = twin(groups.Groups.list)
-    describe = twin(groups.Groups.describe)
-    reset = twin(groups.Groups.reset)
-    delete = twin(groups.Groups.delete)
-
-
-class Transactions(Facade[transactions.Transactions]):
-    """``client.transactions``, as ``txmq.Client`` has it."""
-
-    list = twin(transactions.Transactions.list)
-    resources = twin(transactions.Transactions.resources)
-    messages = twin(transactions.Transactions.messages)
-    show = twin(transactions.Transactions.show)
-    outcome = twin(transactions.Transactions.outcome)
-    commit = twin(transactions.Transactions.commit)
-    rollback = twin(transactions.Transactions.rollback)
-    complete = twin(transactions.Transactions.complete)
-    give_up_home = twin(transactions.Transactions.give_up_home)
-    fence = twin(transactions.Transactions.fence)
-    forget = twin(transactions.Transactions.forget)
 
 
 async def connect(
@@ -231,3 +191,40 @@ class Client(Facade[LoopClient]):
         await self.host.await_ends(self.inner.timeout)
         await self.host.run(self.inner.close)
         await self.host.close()
+
+
+class Topics(Facade[SyncTopics]):
+    """``client.topics``, as ``txmq.Client`` has it."""
+
+    create = twin(SyncTopics.create)
+    alter = twin(SyncTopics.alter)
+    delete = twin(SyncTopics.delete)
+    describe = twin(SyncTopics.describe)
+    watermarks = twin(SyncTopics.watermarks)
+    list = twin(SyncTopics.list)
+    ensure = twin(SyncTopics.ensure)
+
+
+class Groups(Facade[groups.Groups]):
+    """``client.groups``, as ``txmq.Client`` has it."""
+
+    list = twin(groups.Groups.list)
+    describe = twin(groups.Groups.describe)
+    reset = twin(groups.Groups.reset)
+    delete = twin(groups.Groups.delete)
+
+
+class Transactions(Facade[transactions.Transactions]):
+    """``client.transactions``, as ``txmq.Client`` has it."""
+
+    list = twin(transactions.Transactions.list)
+    resources = twin(transactions.Transactions.resources)
+    messages = twin(transactions.Transactions.messages)
+    show = twin(transactions.Transactions.show)
+    outcome = twin(transactions.Transactions.outcome)
+    commit = twin(transactions.Transactions.commit)
+    rollback = twin(transactions.Transactions.rollback)
+    complete = twin(transactions.Transactions.complete)
+    give_up_home = twin(transactions.Transactions.give_up_home)
+    fence = twin(transactions.Transactions.fence)
+    forget = twin(transactions.Transactions.forget)

@@ -1,16 +1,12 @@
-"""``client.producer(...)`` on an event loop.
+"""``client.producer(...)`` and ``client.ordered_producer(...)`` on an event loop.
 
-Sends that go to their end, whatever becomes of the tasks that wait for them.
+Theory of operation. The producers are the synchronous ones (``txmq/client/producer``, ``txmq/client/spooling``). Their
+background threads are strands. What touches a file, the spool's or the retry store's, runs in threads of the client, so
+that syncs hold up no task; tasks that wait for a sync share it, as threads do.
 
-So a message is at the broker, on this host's disk or refused, never in between, and later ones come after it.
-
-``client.ordered_producer(...)`` on an event loop.
-
-Theory of operation. The producer is the synchronous one (``txmq/client/spooling``): its drain and spooling threads are
-strands. What touches the spool's file runs in threads of the client, so that syncs hold up no task; tasks that wait for
-a sync share it, as threads do.
-
-Invariant: a send that has begun goes to its end, whatever becomes of the task that waits for it (``begun``).
+Invariant: a send that may end on this host's disk goes to its end once it has begun, whatever becomes of the task that
+waits for it (``BegunSends``). So its message is at the broker, on the disk or refused, never in between, and later ones
+come after it.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ T = TypeVar("T")
 
 
 class BegunSends:
-    """Those of one producer."""
+    """The sends of one producer that have begun: each goes to its end."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -61,9 +57,6 @@ class BegunSends:
         for running in tuple(self._running):
             required().wait_for(running.waiter())
         close()
-
-
-T = TypeVar("T")
 
 
 class _Run(Protocol):
