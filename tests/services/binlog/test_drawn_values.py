@@ -25,7 +25,7 @@ import txmq
 from tests.services.binlog.replica import Replica
 from tests.services.binlog.test_json import drawn_document
 from tools.crash.binlog.columns import BYTES, EXACT, MOMENT, NUMBER, SESSION, STAMP, TEXT
-from txmq.binlog.apply.tables import json_as_text
+from txmq.binlog.apply.target import json_as_text
 from txmq.binlog.event_json import read_event
 from txmq.binlog.source.charsets import _codes
 from txmq.testing.processes import fork_server

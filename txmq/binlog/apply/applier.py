@@ -32,8 +32,16 @@ from typing import Any
 from txmq.binlog.apply.accepted_events import Accepted, applied_topics
 from txmq.binlog.apply.ddl import TargetStatements
 from txmq.binlog.apply.partition_queues import PartitionQueue, PartitionQueues, is_statement
-from txmq.binlog.apply.tables import TargetTables
-from txmq.binlog.apply.target import AppliedError, DuplicateError, OutOfStepError, RowEvent, Target, Written, connector
+from txmq.binlog.apply.target import (
+    AppliedError,
+    DuplicateError,
+    OutOfStepError,
+    RowEvent,
+    Target,
+    TargetTables,
+    Written,
+    connector,
+)
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.decoded_changes import Op, TableName
 from txmq.binlog.errors import ConflictError, TargetAwayError, TargetError

@@ -26,8 +26,19 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from txmq.binlog.apply.tables import TargetColumn, TargetTable, TargetTables, json_as_text, quoted, read_table
-from txmq.binlog.apply.target import STRICT, TARGET, as_binlog_error, connector, open_session
+from txmq.binlog.apply.target import (
+    STRICT,
+    TARGET,
+    TargetColumn,
+    TargetTable,
+    TargetTables,
+    as_binlog_error,
+    connector,
+    json_as_text,
+    open_session,
+    quoted,
+    read_table,
+)
 from txmq.binlog.config import BinlogSettings
 from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetError

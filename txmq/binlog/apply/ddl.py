@@ -27,8 +27,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from txmq.binlog.apply.accepted_events import Accepted
-from txmq.binlog.apply.tables import TargetTables
-from txmq.binlog.apply.target import LENIENT, as_binlog_error, open_session
+from txmq.binlog.apply.target import LENIENT, TargetTables, as_binlog_error, open_session
 from txmq.binlog.decoded_changes import SYSTEM_CLOCK, Ddl, DdlKind, SessionValue, TableName
 from txmq.binlog.errors import TargetAwayError, TargetError
 from txmq.binlog.event_json import ChangeEvent, read_statement

@@ -43,9 +43,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-from txmq.client.transport.broken_answer import BrokenAnswerError
 from txmq.client.transport.session import ClientSession
-from txmq.errors import ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError
+from txmq.errors import BrokenAnswerError, ConnectionLostError, RemoteProtocolError, RequestTimeoutError, TxmqError
 from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader, broker_error
 from txmq.protocol.requests import Stated, Word

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from txmq.binlog.apply.tables import TargetColumn, TargetTable
-from txmq.binlog.apply.target import OutOfStepError, RowEvent, Statement, statements
+from txmq.binlog.apply.target import OutOfStepError, RowEvent, Statement, TargetColumn, TargetTable, statements
 from txmq.binlog.decoded_changes import TableName
 from txmq.binlog.errors import TargetError
 
