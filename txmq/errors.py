@@ -4,9 +4,7 @@ Each error says what the caller may do next: ``retriable`` is true if the same c
 Errors that travel over the wire carry a ``wire_name`` (the first word of an error answer's body) and a ``code``
 (HTTP-like); ``protocol.answers.broker_error`` turns such an answer back into its class.
 
-The failure of a connection whose answers cannot be read.
-
-A module of its own, because compiled modules (``docs/compiled.md``) have no classes with two bases.
+This module is not compiled: compiled ones have no classes with two bases (``docs/compiled.md``).
 """
 
 from __future__ import annotations
@@ -75,6 +73,10 @@ class ConnectionLostError(TxmqError):
     """
 
     retriable: bool = True
+
+
+class BrokenAnswerError(ConnectionLostError, RemoteProtocolError):
+    """The broker's answers cannot be read: a fault of the broker, and a lost connection for the callers that wait."""
 
 
 class BrokerAwayError(ConnectionLostError):
@@ -516,7 +518,3 @@ class HeuristicCommitError(HeuristicError):
 
 class HeuristicHazardError(HeuristicError):
     """A resource ended its part of a transaction, and nothing can say how."""
-
-
-class BrokenAnswerError(ConnectionLostError, RemoteProtocolError):
-    """The broker's answers cannot be read: a fault of the broker, and a lost connection for the callers that wait."""

@@ -163,7 +163,7 @@ RETRIABLE = {
     errors.OverloadedError, errors.UnavailableError, errors.DiskFullError, errors.RolledBackError,
     errors.TransactionTimeoutError, errors.SessionFullError, errors.BrokerAwayError, errors.TransactionAwayError,
     errors.RegistryAwayError, errors.HomeInUseError, errors.PartialResultError,
-    errors.DeletionPendingError, errors.OutboxFullError, errors.OffsetStoreAwayError,
+    errors.DeletionPendingError, errors.OutboxFullError, errors.OffsetStoreAwayError, errors.BrokenAnswerError,
 }  # fmt: skip
 
 

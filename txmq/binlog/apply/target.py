@@ -1,9 +1,11 @@
-"""One connection to the target, and what is written over it: changes with their partitions' offsets, in a transaction.
+"""The target database: its tables, and one connection over which changes are written with their partitions' offsets.
 
-Theory of operation. A partition's changes of a table become few statements: the net change of each row, by its key. Of
-all changes of a row only two things count: whether the row was there before the first one, and what it is after the
-last one. So a batch becomes two statements for a table: one deletes the rows that were there, one inserts what there is
-now. Deletion comes first, so that a value of a unique key is free before it is taken.
+Theory of operation. Tables are as the target's information schema describes them; each is read when it is first met.
+
+A partition's changes of a table become few statements: the net change of each row, by its key. Of all changes of a row
+only two things count: whether the row was there before the first one, and what it is after the last one. So a batch
+becomes two statements for a table: one deletes the rows that were there, one inserts what there is now. Deletion comes
+first, so that a value of a unique key is free before it is taken.
 
 The number of rows that the first statement deletes must be what the changes say, and the second one must meet no row
 of the same key. A row that is inserted and deleted again must not be there: it is deleted, and none may be found. If
@@ -17,8 +19,6 @@ Invariants:
     * a transaction is committed whole or not at all; after an error the connection is closed.
 
 Source: MariaDB 10.11, "sql_mode", "SET TRANSACTION".
-
-The target's tables, as its information schema describes them.
 """
 
 from __future__ import annotations
@@ -40,6 +40,20 @@ from txmq.xa.database.dbapi import Connection, is_error, run
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.mysql_server import mysql_driver, tls_arguments
 
+STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
+Item = TypeVar("Item")
+# Values that do not fit are refused, and dates that do not exist are written as they are.
+STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+LENIENT = "ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+TARGET = "the target"
+_DUPLICATE = 1062  # ER_DUP_ENTRY
+_TRUNCATED = 1265  # WARN_DATA_TRUNCATED
+_SESSION = (
+    "SET NAMES utf8mb4",
+    # The source's rows are written, whatever it has checked; MySQL has no such switch.
+    "SET SESSION time_zone = '+00:00', foreign_key_checks = 0, autocommit = 0 /*M! , check_constraint_checks = 0 */",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer locks between rows
+)
 _COLUMNS = (
     "SELECT column_name, data_type, column_type, character_set_name, generation_expression "
     "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"
@@ -57,6 +71,9 @@ _OPAQUE = frozenset(
 )  # fmt: skip
 _MEMBER = re.compile("'((?:[^']|'')*)'")  # of an ENUM
 Row = Mapping[str, Any]  # values by column, as ``event_json.read_event`` has them
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +244,6 @@ def json_as_text(sql: str) -> str:
 def quoted(name: str) -> str:
     """A name in a statement with parameters: ``%`` is doubled for the driver."""
     return "`" + name.replace("`", "``").replace("%", "%%") + "`"
-
-
-STATEMENT_ROWS_MAX, STATEMENT_BYTES_MAX = 1000, 4 << 20  # below the least max_allowed_packet that is common
-Item = TypeVar("Item")
-# Values that do not fit are refused, and dates that do not exist are written as they are.
-STRICT = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
-LENIENT = "ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
-TARGET = "the target"
-_DUPLICATE = 1062  # ER_DUP_ENTRY
-_TRUNCATED = 1265  # WARN_DATA_TRUNCATED
-_SESSION = (
-    "SET NAMES utf8mb4",
-    # The source's rows are written, whatever it has checked; MySQL has no such switch.
-    "SET SESSION time_zone = '+00:00', foreign_key_checks = 0, autocommit = 0 /*M! , check_constraint_checks = 0 */",
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",  # fewer locks between rows
-)
 
 
 # --- net changes ------------------------------------------------------------------------------------------------------
