@@ -11,10 +11,8 @@ from txmq.cli import output
 from txmq.cli.connecting import UserName, administering
 from txmq.errors import ConfigError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="What users may do. A user who was just added may do nothing: what no grant allows is denied.",
+app = output.command_group(
+    "What users may do. A user who was just added may do nothing: what no grant allows is denied."
 )
 May = Annotated[
     list[str] | None,
@@ -39,10 +37,36 @@ Broker = Annotated[
 ]
 Administrator = Annotated[bool, typer.Option("--administrator", help="Everything: users, grants, quotas, all topics.")]
 _COLUMNS = ("user", "kind", "name", "may")
+_ACTIONS = {"add": "grant", "remove": "revoke"}
+ADD = """Allow a user something, from the next request on.
+
+A producer needs write on its topics, a consumer read on its topics and on its group, a service with transactions
+over its database settle and install on that resource, too.
+
+[bold]Examples[/bold]
+
+  txmq acl add shop --may write --topic orders
+  txmq acl add billing --may read --topic 'orders*'
+  txmq acl add billing --may read --group billing
+  txmq acl add support --may alter,delete --group 'billing*'
+  txmq acl add shop --may settle,install --resource '*'
+  txmq acl add grafana --may describe --broker all
+  txmq acl add ops2 --administrator
+"""
+REMOVE = """Take back what was granted, in the words that txmq acl list shows, from the next request on.
+
+Removing orders takes nothing away that orders* allows.
+
+[bold]Examples[/bold]
+
+  txmq acl remove shop --may write --topic orders
+"""
 
 
-@app.command()
-def add(
+@app.command("remove", help=REMOVE)
+@app.command("add", help=ADD)
+def change(
+    context: typer.Context,
     name: UserName,
     may: May = None,
     topic: Topic = None,
@@ -53,57 +77,11 @@ def add(
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
-    """Allow a user something, from the next request on.
-
-    A producer needs write on its topics, a consumer read on its topics and on its group, a service with transactions
-    over its database settle and install on that resource, too.
-
-    [bold]Examples[/bold]
-
-      txmq acl add shop --may write --topic orders
-      txmq acl add billing --may read --topic 'orders*'
-      txmq acl add billing --may read --group billing
-      txmq acl add support --may alter,delete --group 'billing*'
-      txmq acl add shop --may settle,install --resource '*'
-      txmq acl add grafana --may describe --broker all
-      txmq acl add ops2 --administrator
-    """
-    _changed(
-        "grant",
-        name,
-        _words(may, {"topic": topic, "group": group, "resource": resource, "broker": broker}, administrator),
-        bootstrap,
-        as_json=as_json,
-    )
-
-
-@app.command()
-def remove(
-    name: UserName,
-    may: May = None,
-    topic: Topic = None,
-    group: Group = None,
-    resource: Resource = None,
-    broker: Broker = None,
-    administrator: Administrator = False,
-    bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
-    as_json: output.Json = False,
-) -> None:
-    """Take back what was granted, in the words that txmq acl list shows, from the next request on.
-
-    Removing orders takes nothing away that orders* allows.
-
-    [bold]Examples[/bold]
-
-      txmq acl remove shop --may write --topic orders
-    """
-    _changed(
-        "revoke",
-        name,
-        _words(may, {"topic": topic, "group": group, "resource": resource, "broker": broker}, administrator),
-        bootstrap,
-        as_json=as_json,
-    )
+    """``txmq acl add`` and ``remove``; ``ADD`` and ``REMOVE`` are their texts."""
+    things = {"topic": topic, "group": group, "resource": resource, "broker": broker}
+    words = _words(may, things, administrator)
+    with administering(bootstrap, name) as users:
+        _show(users.acl(_ACTIONS[str(context.info_name)], name, words), as_json=as_json)
 
 
 @app.command("list")
@@ -138,11 +116,6 @@ def _words(may: Sequence[str] | None, things: dict[str, str | None], administrat
             "--broker all; or --administrator"
         )
     return {"may": ",".join(may), **named}
-
-
-def _changed(action: str, name: str, words: dict[str, str | None], bootstrap: str, *, as_json: bool) -> None:
-    with administering(bootstrap, name) as users:
-        _show(users.acl(action, name, words), as_json=as_json)
 
 
 def _show(found: Sequence[dict[str, Any]], *, as_json: bool) -> None:

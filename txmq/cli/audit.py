@@ -12,7 +12,6 @@ from txmq.cli import output
 from txmq.errors import ConfigError
 
 _PAIR = "'COLUMN = SOURCE'"
-Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 _DATABASE = (
     "sqlite:///FILE, mysql://USER@HOST/NAME, jdbc:URL, parquet:PATH, or binlog:FILE of txmq binlog run. The password "
     "is given as AUDIT_DATABASE_PASSWORD."
@@ -67,7 +66,7 @@ Memory = Annotated[str, typer.Option(help="Memory of Spark's Java machine.")]
 
 
 def audit(
-    topic: Topic,
+    topic: output.Topic,
     database: Database,
     table: Table = None,
     match: Match = None,

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
 Config = Annotated[
     Path, typer.Option("--config", metavar="FILE", help="TOML file: docs/configuration-binlog.md.", show_default=False)
 ]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
-    ),
-]
 Snapshot = Annotated[
     str | None,
     typer.Option(
@@ -44,14 +38,10 @@ Skip = Annotated[
     ),
 ]  # fmt: skip
 _APPLIED = ("topic", "partition", "offset", "start", "end", "lag")
-app = typer.Typer(
-    rich_markup_mode="rich",
-    no_args_is_help=True,
-    help="""Publish the row changes of a MariaDB or MySQL database as messages, each once, in order.
+app = output.command_group("""Publish the row changes of a MariaDB or MySQL database as messages, each once, in order.
 
     The database keeps a binlog for its replicas. txmq reads it as a replica does: no trigger, no change of the
-    application. docs/how-to/binlog.md says how to begin, docs/configuration-binlog.md has all settings.""",
-)
+    application. docs/how-to/binlog.md says how to begin, docs/configuration-binlog.md has all settings.""")
 
 
 def settings_of(
@@ -78,7 +68,7 @@ def settings_of(
     return settings if snapshot is None else replace(settings, snapshot=replace(settings.snapshot, mode=snapshot))
 
 
-def status(config: Config, bootstrap: Address = None, as_json: output.Json = False) -> None:
+def status(config: Config, bootstrap: output.BootstrapBeforeFile = None, as_json: output.Json = False) -> None:
     """Show how far the reader is: position, lag in seconds and bytes, rate, and what is prepared. And the applier.
 
     Asks the broker, and the database for the end of its binlog. The reader itself need not run. If the database does
@@ -149,7 +139,7 @@ def _server_end(settings: BinlogSettings, position: Position) -> tuple[ServerEnd
 
 def run(
     config: Config,
-    bootstrap: Address = None,
+    bootstrap: output.BootstrapBeforeFile = None,
     snapshot: Snapshot = None,
     skip: Skip = None,
     show_settings: Annotated[
@@ -209,7 +199,7 @@ def run(
 
 def apply(
     config: Config,
-    bootstrap: Address = None,
+    bootstrap: output.BootstrapBeforeFile = None,
     on_conflict: Annotated[
         str | None, typer.Option(metavar="stop|overwrite", help="Goes before the file's.", show_default=False)
     ] = None,

@@ -13,7 +13,7 @@ from txmq.cli.connecting import connected
 from txmq.cli.data_directory import DEFAULT_DATA, Data
 from txmq.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Several brokers: homes, leaders, topics.")
+app = output.command_group("Several brokers: homes, leaders, topics.")
 _HOMES = ("name", "home", "epoch", "leader", "registry")
 _TOPICS = ("topic", "partitions", "unavailable")
 
@@ -65,7 +65,7 @@ def retire(
     ],
     reason: Annotated[str, typer.Option(help="Why, and who says so; kept in every journal.", show_default=False)],
     lost: Annotated[bool, typer.Option("--lost", help="Its directory is lost for ever, with no copy.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask no question.")] = False,
+    yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     timeout: output.Timeout = 5.0,
     as_json: output.Json = False,
@@ -88,8 +88,7 @@ def retire(
             "cluster retire gives up the messages of a home: say --lost if its directory is lost, with no copy (one "
             "that is away, or can be restored, comes back by itself)"
         )
-    if not yes:
-        typer.confirm(f"Give home {home} up for ever? Its messages are lost.", abort=True, err=True)
+    output.confirm(yes, f"Give home {home} up for ever? Its messages are lost.")
     with connected(bootstrap) as client:
         retired = retire_home(client.routes, home, reason, timeout)
     output.report({"home": retired, "retired": reason}, f"home {retired} is given up", as_json=as_json)

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 LOCK_PATH = "lock"  # as txmq.redo.directory_identity takes it
 Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Data directory of a stopped broker.")]
 DEFAULT_DATA = Path("var/txmq")
-journal_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Look at the redo journal of a stopped broker."
-)
-log_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Look at the messages' files of a stopped broker."
-)
+journal_app = output.command_group("Look at the redo journal of a stopped broker.")
+log_app = output.command_group("Look at the messages' files of a stopped broker.")
 
 
 class Finding(Protocol):

@@ -14,11 +14,7 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.client.consumer.retry.dead_letters import DeadLetter, Origin
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Messages that a group's consumers gave up: look at them, send them again.",
-)
+app = output.command_group("Messages that a group's consumers gave up: look at them, send them again.")
 Limit = Annotated[int, typer.Option(help="How many at most, the newest.", min=1)]
 _COLUMNS = ("offset", "time", "from", "attempts", "reason", "redriven")
 

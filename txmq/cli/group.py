@@ -14,16 +14,13 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     import txmq
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Consumer groups: members, partitions, offsets and lag."
-)
+app = output.command_group("Consumer groups: members, partitions, offsets and lag.")
 _NOTHING_SAVED = (
     "offset -: nothing is saved in the broker. Consumers with an offset_store of their own (DatabaseOffsetStore, "
     "FileOffsetStore, ZooKeeperOffsetStore) keep it there: then the lag here counts from the start of the log, and "
     "says nothing."
 )
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.", show_default=False)]
-Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 
 
 @app.command("list")
@@ -77,7 +74,7 @@ def describe(
 @app.command()
 def reset(
     group: Group,
-    topic: Topic,
+    topic: output.Topic,
     to: Annotated[
         str, typer.Option(help="earliest, latest, an offset, or a time: 2026-01-31T12:00:00Z, or @ and ms since 1970.")
     ],
@@ -108,7 +105,7 @@ def reset(
 @app.command()
 def skip(
     group: Group,
-    topic: Topic,
+    topic: output.Topic,
     partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.", show_default=False)],
     count: Annotated[int, typer.Option(min=1, help="How many messages to pass over.")] = 1,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,

@@ -41,7 +41,6 @@ from txmq.cli import (
     user,
 )
 from txmq.cli.demo import demo
-from txmq.cli.demo import demo as demo_audit
 from txmq.errors import (
     ConfigError,
     ConnectionLostError,
@@ -95,7 +94,7 @@ app.add_typer(data_directory.log_app, name="log")
 app.command("bench", help=bench.HELP)(bench.bench)
 app.command("audit")(audit.audit)
 app.command("demo")(demo.demo)
-app.command("demo-audit")(demo_audit.demo_audit)
+app.command("demo-audit")(demo.demo_audit)
 
 _PASSWORD = re.compile(r"\bzks?://.*@", re.DOTALL)
 

@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli import output
 from txmq.cli.connecting import connected, connected_when_there
-from txmq.cli.resolver import Bootstrap, Config, check_keys, connector, read_tables, require_texts
+from txmq.cli.resolver import Config, check_keys, connector, read_tables, require_texts
 from txmq.errors import ConfigError, ConnectionLostError, RequestTimeoutError, TxmqError
 
 if TYPE_CHECKING:
@@ -29,15 +29,10 @@ _STATUS = ("outbox", "state", "waiting", "oldest_ms", "parked", "problem")
 _LISTED = ("outbox", "unit", "state", "topic", "key", "size_bytes", "age_ms", "why")
 _ENDS = ("outbox", "end", "page", "rows")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Messages that wait in databases: take them to the broker, look, settle what has stopped.",
-)
+app = output.command_group("Messages that wait in databases: take them to the broker, look, settle what has stopped.")
 Name = Annotated[
     str | None, typer.Option("--outbox", "-o", metavar="NAME", help="Which of the file's.", show_default=False)
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 UNITS = "As list shows them; a row without a unit has its id there."
 
 
@@ -52,7 +47,7 @@ class Place(NamedTuple):
 @app.command()
 def run(
     config: Config,
-    bootstrap: Bootstrap = None,
+    bootstrap: output.BootstrapBeforeFile = None,
     once: Annotated[
         bool, typer.Option("--once", help="Send what waits, then end: 1 if something waits still, or is parked.")
     ] = False,
@@ -103,7 +98,7 @@ def run(
 
 
 @app.command()
-def status(config: Config, bootstrap: Bootstrap = None, as_json: output.Json = False) -> None:
+def status(config: Config, bootstrap: output.BootstrapBeforeFile = None, as_json: output.Json = False) -> None:
     """Show for each outbox what waits, since when, and whether its line has stopped.
 
     The state is running (a relay is at work), no-relay, or stopped: broker and database do not agree on the newest
@@ -125,7 +120,7 @@ def status(config: Config, bootstrap: Bootstrap = None, as_json: output.Json = F
 @app.command("list")
 def list_(
     config: Config,
-    bootstrap: Bootstrap = None,
+    bootstrap: output.BootstrapBeforeFile = None,
     limit: Annotated[int, typer.Option(help="How many of each kind and outbox at most.", min=1)] = 100,
     as_json: output.Json = False,
 ) -> None:
@@ -190,7 +185,7 @@ def drop(
     config: Config,
     units: Annotated[list[int], typer.Argument(metavar="UNIT", help=UNITS, show_default=False)],
     name: Name = None,
-    yes: Yes = False,
+    yes: output.Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Delete parked units: their messages are never sent.
@@ -200,10 +195,8 @@ def drop(
       txmq outbox drop --config outbox.toml --outbox orders-db 4711
     """
     with _operated(config, name) as operator:
-        if not yes:
-            which = ", ".join(map(str, units))
-            question = f"Delete {which} of {operator.outbox.name}? Their messages are never sent."
-            typer.confirm(question, abort=True, err=True)
+        which = ", ".join(map(str, units))
+        output.confirm(yes, f"Delete {which} of {operator.outbox.name}? Their messages are never sent.")
         count = operator.drop(units)
         _require_some(operator, count)
     output.report({"dropped": count}, f"{count} messages are deleted", as_json=as_json)
@@ -215,8 +208,8 @@ def adopt(
     name: Name = None,
     original: Annotated[bool, typer.Option("--original", help="This database goes on as the outbox.")] = False,
     copy: Annotated[bool, typer.Option("--copy", help="It is a copy, and becomes an outbox of its own.")] = False,
-    bootstrap: Bootstrap = None,
-    yes: Yes = False,
+    bootstrap: output.BootstrapBeforeFile = None,
+    yes: output.Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Let a line that has stopped go on: after a restore, a fail-over that lost commits, or in a copy.
@@ -237,10 +230,10 @@ def adopt(
             "say which it is: --original (this database goes on as the outbox) or --copy (the original goes on, too)"
         )
     with _operated(config, name) as operator:
-        if not yes:
-            begins = "begin an outbox of its own, as a copy" if copy else "go on, with no other database as its outbox"
-            question = f"Let {operator.outbox.name} {begins}? All that waits is parked until you release or drop it."
-            typer.confirm(question, abort=True, err=True)
+        begins = "begin an outbox of its own, as a copy" if copy else "go on, with no other database as its outbox"
+        output.confirm(
+            yes, f"Let {operator.outbox.name} {begins}? All that waits is parked until you release or drop it."
+        )
         with connected(_read(config, bootstrap)[0]) as client:
             found = operator.adopt(client, is_copy=copy)
     if found is None:
@@ -257,7 +250,7 @@ def adopt(
 def forget(
     uuid: Annotated[str, typer.Argument(metavar="UUID", help="As txmq stats chains shows it.", show_default=False)],
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
-    yes: Yes = False,
+    yes: output.Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Have the broker drop what it knows of an outbox whose database is no more. For administrators.
@@ -271,8 +264,7 @@ def forget(
     """
     from txmq.client.relay import operator
 
-    if not yes:
-        typer.confirm(f"Forget {uuid}? If its database is still there, its line stops.", abort=True, err=True)
+    output.confirm(yes, f"Forget {uuid}? If its database is still there, its line stops.")
     with connected(bootstrap) as client:
         operator.forget(client, uuid)
     output.report({"uuid": uuid, "forgotten": True}, f"outbox {uuid} is forgotten", as_json=as_json)

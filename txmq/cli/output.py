@@ -42,8 +42,27 @@ Bootstrap = Annotated[
         metavar="txmq://HOST:PORT",
     ),
 ]
+BootstrapBeforeFile = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
+    ),
+]
+Topic = Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for the broker.", min=0.001, max=3600.0)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def command_group(text: str) -> typer.Typer:
+    """Commands of one subject, as ``txmq topic``; named without a command, it shows its help."""
+    return typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help=text)
+
+
+def confirm(yes: bool, question: str) -> None:
+    """Ask before what cannot be taken back, unless ``--yes`` has answered; a no ends the command."""
+    if not yes:
+        typer.confirm(question, abort=True, err=True)
 
 
 class _ClosedStream(io.RawIOBase):

@@ -13,11 +13,7 @@ from txmq.errors import UnknownQueryError
 if TYPE_CHECKING:
     from txmq.client import Client
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Queries that write from Spark: their newest batch, what is left.",
-)
+app = output.command_group("Queries that write from Spark: their newest batch, what is left.")
 _COLUMNS = ("query", "epoch", "batch", "prepared", "prepared_bytes")
 
 
@@ -42,7 +38,7 @@ def list_(bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: outpu
 @app.command()
 def delete(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="Name of the query.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
@@ -54,11 +50,7 @@ def delete(
 
       txmq query delete write-17
     """
-    if not yes:
-        typer.confirm(
-            f"Delete {query}? If it runs again from its checkpoint, its newest batch may be written twice.",
-            abort=True, err=True,
-        )  # fmt: skip
+    output.confirm(yes, f"Delete {query}? If it runs again from its checkpoint, its newest batch may be written twice.")
     with connected(bootstrap, query=query) as client:
         _delete(client, query)
     output.report({"query": query, "deleted": True}, f"query {query} is forgotten", as_json=as_json)

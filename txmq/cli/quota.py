@@ -11,11 +11,7 @@ from txmq.cli import output
 from txmq.cli.connecting import administering
 from txmq.errors import ConfigError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="How much a user, or a topic, may take of the broker. Without a quota there is no limit.",
-)
+app = output.command_group("How much a user, or a topic, may take of the broker. Without a quota there is no limit.")
 User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="The user that is limited.")]
 Topic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic that is limited, for all users.")]
 _LIMITS = ("bytes_per_s", "requests_per_s", "connections_max", "unsettled_max")

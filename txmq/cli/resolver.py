@@ -37,12 +37,6 @@ _OTHERS = {
 
 
 app = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
-Bootstrap = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap", "-b", envvar="TXMQ_BOOTSTRAP", metavar="txmq://HOST:PORT", help="Goes before the file's."
-    ),
-]
 Config = Annotated[Path, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)]
 
 
@@ -52,7 +46,7 @@ def resolver(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="TOML file that names the databases.", show_default=False)
     ] = None,
-    bootstrap: Bootstrap = None,
+    bootstrap: output.BootstrapBeforeFile = None,
     once: Annotated[
         bool,
         typer.Option(
@@ -107,11 +101,11 @@ def resolver(
 @app.command()
 def adopt(
     config: Config,
-    bootstrap: Bootstrap = None,
+    bootstrap: output.BootstrapBeforeFile = None,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="RESOURCE", help="Of the file's; all.", show_default=False)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: output.Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Take what the file leads to for the databases that go on, whichever did that before.
@@ -130,10 +124,8 @@ def adopt(
     unknown = set(names or ()) - {resource.name for resource in chosen}
     if unknown:
         raise ConfigError(f"{config} names no resource {sorted(unknown)[0]!r}")
-    if not yes:
-        which = ", ".join(resource.name for resource in chosen)
-        question = f"Adopt {which}? If the old one still commits anywhere, rows and messages part company."
-        typer.confirm(question, abort=True, err=True)
+    which = ", ".join(resource.name for resource in chosen)
+    output.confirm(yes, f"Adopt {which}? If the old one still commits anywhere, rows and messages part company.")
     adopted: list[str] = []
     with txmq.connect(bootstrap or address or output.DEFAULT_BOOTSTRAP) as client:
         for resource in chosen:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from txmq.client.consumer.retry.retry_store import RetryStore
     from txmq.model import Message
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Messages that consumers have deferred: look, have them delivered again, drop them.",
-)
+app = output.command_group("Messages that consumers have deferred: look, have them delivered again, drop them.")
 Store = Annotated[
     Path | None,
     typer.Option("--store", "-s", help="The members' retry_store on this host: contents and reasons.", metavar="FILE"),
@@ -64,7 +60,7 @@ def list_(
 @app.command()
 def show(
     group: Group,
-    topic: Annotated[str, typer.Option("--topic", "-t", help="The topic.", show_default=False)],
+    topic: output.Topic,
     partition: Annotated[int, typer.Option("--partition", "-p", min=0, help="The partition.", show_default=False)],
     offset: Annotated[int, typer.Option("--offset", "-o", min=0, help="The message.", show_default=False)],
     store: Store = None, bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,

@@ -14,11 +14,7 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.client.spooling.spool import Entry, Spool
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="What an ordered producer has on local disk: look, send, try again.",
-)
+app = output.command_group("What an ordered producer has on local disk: look, send, try again.")
 
 
 def _holding_a_spool(directory: Path) -> Path:

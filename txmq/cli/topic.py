@@ -16,10 +16,8 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.model import TopicConfig
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Create, list, change and delete topics. A partition never moves from one broker to another.",
+app = output.command_group(
+    "Create, list, change and delete topics. A partition never moves from one broker to another."
 )
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.", show_default=False)]
@@ -166,7 +164,7 @@ def open_(
 @app.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP,
     as_json: output.Json = False,
 ) -> None:
@@ -180,7 +178,7 @@ def delete(
     with connected(bootstrap, name) as client:
         if not yes:
             client.topics.describe(name)  # an unknown topic is an error before the question
-            typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+        output.confirm(yes, f"Delete topic {name} and all its messages?")
         client.topics.delete(name)
     output.report({"deleted": name}, f"topic {name} is deleted", as_json=as_json)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 100
 Row = dict[str, Any]
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Look at transactions, and settle what hangs.")
+app = output.command_group("Look at transactions, and settle what hangs.")
 Txid = Annotated[
     str,
     typer.Argument(metavar="TXID", help="Transaction id, as in errors, logs and the list.", show_default=False),
@@ -40,7 +40,6 @@ Reason = Annotated[
 Heuristic = Annotated[
     bool, typer.Option("--heuristic", help="You decide alone, without proof of what the database or application did.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 # --- keys and values of messages --------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ def _print_step(number: int, line: str) -> None:
 
 @app.command()
 def commit(
-    txid: Txid, reason: Reason, heuristic: Heuristic = False, yes: Yes = False,
+    txid: Txid, reason: Reason, heuristic: Heuristic = False, yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Commit a prepared transaction in its database's or application's stead: its messages go out.
@@ -238,7 +237,9 @@ def commit(
       txmq tx commit TXID --heuristic --reason 'ada: row 42 is there'
     """
     _require(heuristic, "commit")
-    _confirm(yes, f"Commit {txid}? If its rows are NOT committed, its messages tell of something that never happened.")
+    output.confirm(
+        yes, f"Commit {txid}? If its rows are NOT committed, its messages tell of something that never happened."
+    )
     with connected(bootstrap) as client:
         lines = client.transactions.commit(txid, reason)
     parts = [line._asdict() for line in lines]
@@ -249,7 +250,7 @@ def commit(
 
 @app.command()
 def rollback(
-    txid: Txid, reason: Reason, heuristic: Heuristic = False, yes: Yes = False,
+    txid: Txid, reason: Reason, heuristic: Heuristic = False, yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Roll a prepared transaction back in its database's or application's stead: its messages never go out.
@@ -261,7 +262,7 @@ def rollback(
       txmq tx rollback TXID --heuristic --reason 'ada: no marker, service removed'
     """
     _require(heuristic, "rollback")
-    _confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, no message will report them.")
+    output.confirm(yes, f"Roll back {txid}? If its rows ARE committed, or commit later, no message will report them.")
     with connected(bootstrap) as client:
         client.transactions.rollback(txid, reason)
     output.report({"txid": txid, "outcome": "rolled-back"}, f"transaction {txid} is rolled back", as_json=as_json)
@@ -276,7 +277,7 @@ def complete(
         typer.Option("--heuristic", metavar="commit|rollback|mixed|hazard", help="What became of its branch.",
                      show_default=False),
     ],
-    yes: Yes = False,
+    yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Stop waiting for one branch of a committed transaction: its database is gone, or has decided otherwise.
@@ -286,7 +287,9 @@ def complete(
       txmq tx complete TXID --resource orders-db --heuristic hazard \\
           --reason 'disk lost'
     """
-    _confirm(yes, f"Give up the branch of {txid} in {resource}? If it is prepared there, it keeps its locks for ever.")
+    output.confirm(
+        yes, f"Give up the branch of {txid} in {resource}? If it is prepared there, it keeps its locks for ever."
+    )
     with connected(bootstrap) as client:
         client.transactions.complete(txid, resource, heuristic, reason)
     said = {"txid": txid, "resource": resource, "heuristic": heuristic}
@@ -299,7 +302,7 @@ def give_up(
     home: Annotated[
         str, typer.Option("--home", metavar="ID", help="Of the lost home, as txmq tx show has it.", show_default=False)
     ],
-    yes: Yes = False,
+    yes: output.Yes = False,
     bootstrap: output.Bootstrap = output.DEFAULT_BOOTSTRAP, as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Stop waiting for a home of a committed transaction, or of a part: its directory is lost for ever, with no copy.
@@ -312,7 +315,7 @@ def give_up(
       txmq tx show TXID
       txmq tx give-up TXID --home 00000000000000b2 --reason 'ada: disk burnt'
     """
-    _confirm(yes, f"Give up home {home} for {txid}? Its messages there are lost, also if the home comes back.")
+    output.confirm(yes, f"Give up home {home} for {txid}? Its messages there are lost, also if the home comes back.")
     with connected(bootstrap) as client:
         is_kept = client.transactions.give_up_home(txid, home, reason)
     output.report(
@@ -391,8 +394,3 @@ def _require(heuristic: bool, verb: str) -> None:
             f"tx {verb} decides without proof, which may tear rows and messages apart: say --heuristic if you mean it "
             "(a resolver settles with proof: txmq resolver)"
         )
-
-
-def _confirm(yes: bool, question: str) -> None:
-    if not yes:
-        typer.confirm(question, abort=True, err=True)

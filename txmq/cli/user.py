@@ -9,10 +9,8 @@ import typer
 from txmq.cli import output
 from txmq.cli.connecting import PasswordFile, UserName, administering, new_password
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Who may connect. The first user is an administrator, and from then on everybody has to log in.",
+app = output.command_group(
+    "Who may connect. The first user is an administrator, and from then on everybody has to log in."
 )
 Certificate = Annotated[
     str | None, typer.Option(metavar="CN=NAME", help="Subject or alternative name of the user's client certificate.")

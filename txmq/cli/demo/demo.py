@@ -5,6 +5,7 @@ finds exactly that.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,12 +51,7 @@ def demo(
     seed = time.time_ns() % 1_000_000 if seed is None else seed
     if keep is not None:
         make_private_directory(keep, exist_ok=False)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        if not as_json:
-            typer.echo(f"{time.monotonic() - started:6.1f} s  {text}")
-
+    say = _say_with_seconds(as_json=as_json)
     say(f"an order service, a broker, and SIGKILL (seed {seed})")
     with nullcontext(str(keep)) if keep else tempfile.TemporaryDirectory(prefix="txmq-demo-") as directory:
         report = Play(Path(directory).absolute(), say, random.Random(seed)).run()  # noqa: S311 - moments, not secrets
@@ -111,10 +107,6 @@ def _last_screen(report: Report) -> None:
         typer.echo("\nThis must not happen. Run it again with --keep DIR --seed N (see the first line), and report it.")
 
 
-def _verdict(holds: bool) -> str:
-    return "yes" if holds else "NO"
-
-
 def demo_audit(
     directory: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the reports go.")] = Path(
         "var/demo-audit"
@@ -133,17 +125,11 @@ def demo_audit(
       txmq demo-audit --output var/demo-audit --json
     """
     import signal
-    import time
 
     from txmq.cli.demo.audit_run import Play
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # its broker and its databases go then, too
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        if not as_json:
-            typer.echo(f"{time.monotonic() - started:6.1f} s  {text}")
-
+    say = _say_with_seconds(as_json=as_json)
     report = Play(directory, say).run()
     if as_json:
         output.print_json(report.as_fields())
@@ -154,10 +140,10 @@ def demo_audit(
 
 def _audit_screen(report: audit_run.Report) -> None:
     rows: list[tuple[object, ...]] = [
-        ("nothing yet", "clean" if report.is_clean_before else "findings", _audit_verdict(report.is_clean_before))
+        ("nothing yet", "clean" if report.is_clean_before else "findings", _verdict(report.is_clean_before))
     ]
-    rows += [(fault.done, f"{fault.kind} {fault.identity}", _audit_verdict(fault.is_found)) for fault in report.faults]
-    rows.append(("and besides", f"{report.others} findings", _audit_verdict(report.others == 0)))
+    rows += [(fault.done, f"{fault.kind} {fault.identity}", _verdict(fault.is_found)) for fault in report.faults]
+    rows.append(("and besides", f"{report.others} findings", _verdict(report.others == 0)))
     typer.echo("\nwhat was proved" if report.holds else "\nthe audit is WRONG")
     output.print_table("", ("damage", "what the audit must find", "found"), rows)
     if report.holds:
@@ -172,5 +158,18 @@ def _audit_screen(report: audit_run.Report) -> None:
         typer.echo(f"\nThis must not happen. Keep {report.page.parent} and report it.")
 
 
-def _audit_verdict(holds: bool) -> str:
+def _verdict(holds: bool) -> str:
     return "yes" if holds else "NO"
+
+
+def _say_with_seconds(*, as_json: bool) -> Callable[[str], None]:
+    """What says each line of a play after the seconds that have passed; to programs, nothing."""
+    import time
+
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(f"{time.monotonic() - started:6.1f} s  {text}")
+
+    return say
