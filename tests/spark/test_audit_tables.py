@@ -16,10 +16,9 @@ import pytest
 from tests.spark.audit_proof import url_of
 from txmq.addresses import without_password
 from txmq.errors import ConfigError
-from txmq.spark.audit import tables as audit_tables
-from txmq.spark.audit.rows import Rows, open_rows
+from txmq.spark.audit import rows as audit_tables
+from txmq.spark.audit.rows import Reading, Rows, Table, TableReader, columns_of, open_rows, ranges
 from txmq.spark.audit.spec import AuditSpec, RowTime, parse_terms
-from txmq.spark.audit.tables import Reading, Table, TableReader, columns_of, ranges
 from txmq.testing.processes.mariadb import MariaDB
 
 

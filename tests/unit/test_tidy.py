@@ -72,7 +72,7 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/xa/database/sqlite_file.py": (frozenset({"sqlite3"}), "who settles opens an application's SQLite file"),
     "txmq/spark/audit/report.py": (frozenset({"pathlib"}), "what an audit leaves are files"),
     "txmq/spark/audit/follow.py": (frozenset({"os", "pathlib"}), "how far an audit came is a file"),
-    "txmq/spark/audit/tables.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
+    "txmq/spark/audit/rows.py": (frozenset({"sqlite3"}), "the audited table may lie in an SQLite file"),
     "txmq/broker/shell/connection.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/aio/": (frozenset({"asyncio"}), "the client on an event loop"),
     "txmq/spark/segment_files.py": (
