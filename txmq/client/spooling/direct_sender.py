@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.producer.core import (
     SEQUENCE_MASK,
@@ -32,7 +32,6 @@ from txmq.client.producer.core import (
 )
 from txmq.client.producer.sender import Completion, Sender
 from txmq.client.spooling.spool import SpoolIdentity
-from txmq.client.spooling.spool_sessions import Sessions
 from txmq.client.transport.connection import Connection, Waiter
 from txmq.client.transport.reconnecting import IDLE_CHECK_S
 from txmq.errors import BrokerError, ConnectionLostError, RequestTimeoutError, TxmqError, UnavailableError
@@ -41,6 +40,9 @@ from txmq.model import SendResult, SendStatus, TopicPartition
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future
+
+if TYPE_CHECKING:
+    from txmq.client.spooling.spool_sessions import Sessions
 
 LOOK_AGAIN_S = 0.05  # a thread that reads answers does not see what another thread takes over
 TAKEN_OVER_S = 0.005  # a thread that waits for that looks this often
