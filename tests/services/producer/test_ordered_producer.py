@@ -20,7 +20,7 @@ import txmq
 from tests.services.broker.wire import Wire
 from tests.services.loop_client import Connect
 from txmq.client.spooling.spool import AssignedSequence, Spool, SpoolIdentity
-from txmq.client.spooling.spool_sessions import stamped
+from txmq.client.spooling.spool_homes import stamped
 from txmq.client.transport.session import ClientSession
 from txmq.log import records
 from txmq.model import TopicPartition

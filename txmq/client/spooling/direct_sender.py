@@ -42,7 +42,7 @@ from txmq.runtime.ports import Clock
 from txmq.runtime.threads import Future
 
 if TYPE_CHECKING:
-    from txmq.client.spooling.spool_sessions import Sessions
+    from txmq.client.spooling.spool_homes import Sessions
 
 LOOK_AGAIN_S = 0.05  # a thread that reads answers does not see what another thread takes over
 TAKEN_OVER_S = 0.005  # a thread that waits for that looks this often

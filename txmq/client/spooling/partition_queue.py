@@ -51,8 +51,7 @@ from txmq.client.producer.core import ANY_TOPIC, SEQUENCE_MASK, Batch, Record, T
 from txmq.client.producer.sender import Completion
 from txmq.client.spooling.direct_sender import TakenOver, Unsent, is_certain
 from txmq.client.spooling.spool import AssignedSequence, Entry, Spool, SpoolIdentity, Ticket
-from txmq.client.spooling.spool_homes import SpoolHomes
-from txmq.client.spooling.spool_sessions import stamped
+from txmq.client.spooling.spool_homes import SpoolHomes, stamped
 from txmq.client.transport.connection import Reply
 from txmq.errors import (
     BadRequestError,

@@ -13,7 +13,7 @@ from txmq.client.producer.core import ProducerLimits
 from txmq.client.spooling.direct_sender import OrderedSender
 from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.spool import AssignedSequence, Spool, SpoolIdentity
-from txmq.client.spooling.spool_sessions import Sessions, stamped
+from txmq.client.spooling.spool_homes import Sessions, stamped
 from txmq.client.transaction.homes import PendingCommits
 from txmq.client.transport.connection import Connection, Pending, Waiter
 from txmq.errors import (

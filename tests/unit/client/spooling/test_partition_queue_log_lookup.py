@@ -8,7 +8,7 @@ from tests.unit.log.support import NUMBER, make_batch, make_placed
 from tools.simulated.stand_in import AnyClass
 from txmq.client.spooling.partition_queue import StoredInLog, look_up
 from txmq.client.spooling.spool import AssignedSequence, Entry, SpoolIdentity
-from txmq.client.spooling.spool_sessions import stamped
+from txmq.client.spooling.spool_homes import stamped
 from txmq.errors import InvalidBatchError
 from txmq.log import batch
 from txmq.model import PartitionRange
