@@ -11,7 +11,7 @@ Invariants:
     * A partition is sent to from ``begin`` on, until it is given up or handed over, and then not before the next
       ``begin``. In between ``start`` sends nothing.
     * Batches with a sequence are handed over first, then those without, in the order of sending.
-    * The session's identity is on disk before a batch is sent in it (``spool_sessions``).
+    * The session's identity is on disk before a batch is sent in it (``spool_homes``).
 """
 
 from __future__ import annotations

@@ -4,25 +4,21 @@ Theory of operation. A sequence counts in a session, and a session belongs to on
 and an ``OrderedSender`` of its own. A partition's queue sends to the home that owns the partition. Each home has its
 own drain thread, so that no home waits for one that is away. A lone broker is the only home.
 
-Invariants:
-    * What former processes may have left on the way to a home is over before anything new is sent there. A session of
-      another home has nothing to do with that: it is ended when its home is used, or at ``flush``.
+*Sessions* are this process's own, and those of former processes with the same spool. New batches are sent in the
+*current* session, on the ``main`` connection. A batch whose sequence belongs to another session (the process was
+restarted, or the broker ended the session) is sent on the ``other`` connection, which resumes the session that is
+needed. So a batch is sent with one sequence only, however often it is sent.
 
-The sessions of an ordered producer at one home: its own, and those of former processes with the same spool.
-
-Theory of operation. New batches are sent in this process's *current* session, on the ``main`` connection. A batch whose
-sequence belongs to another session (the process was restarted, or the broker ended the session) is sent on the
-``other`` connection, which resumes the session that is needed. So a batch is sent with one sequence only, however often
-it is sent.
-
-Before the first batch of a process is sent, every session of former processes is taken over once, under a higher
-epoch. The broker then closes the connection that held it and lets no process back under a lower epoch, so what a killed
-process left in its sockets is stored before that or never. Otherwise it could come in after what is sent now.
+Before the first batch of a process is sent to a home, every session of former processes there is taken over once, under
+a higher epoch. The broker then closes the connection that held it and lets no process back under a lower epoch, so what
+a killed process left in its sockets is stored before that or never. Otherwise it could come in after what is sent now.
 
 A session of which the spool keeps no batch, and of which nothing is on its way any more, is *ended* at the broker: the
 current one when the producer closes, a former one when it was taken over. It leaves the spool after that.
 
 Invariants:
+    * What former processes may have left on the way to a home is over before anything new is sent there. A session of
+      another home has nothing to do with that: it is ended when its home is used, or at ``flush``.
     * A session's identity and secret are on disk before the first batch is sent in it, and a higher epoch before the
       broker gets it: each epoch is higher than all before it.
     * A session is resumed only at the broker that issued it (cluster and home are compared first).
@@ -49,9 +45,11 @@ if TYPE_CHECKING:
     from txmq.client.client import Client
     from txmq.client.home_link import HomeLink
 
+ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
+
 
 class Sessions:
-    """See the module's docstring. Thread safety: any thread.
+    """The sessions at one home. Thread safety: any thread.
 
     Args:
         former: the sessions of former processes that have not ended; shared with the other homes.
@@ -215,9 +213,6 @@ def stamped(content: bytes, assigned: AssignedSequence) -> bytearray:
     batch = bytearray(content)
     records.set_sequence(batch, assigned.identity.session, assigned.identity.epoch, assigned.sequence)
     return batch
-
-
-ROOM_LOOK_S = 0.02  # a thread that waits for room in all buffers looks again this often
 
 
 class SpoolHome:
