@@ -226,7 +226,8 @@ def test_consume_follows_and_ends_cleanly_on_ctrl_c(broker: BrokerProcess) -> No
                 assert reader.stdout.readline() == b"news %d\n" % number
             reader.send_signal(signal.SIGINT)
             _, errors = reader.communicate(timeout=TIMEOUT_S)
-            assert (reader.returncode, errors) == (0, b"")
+            assert errors.decode() == ""
+            assert reader.returncode == 0
         finally:
             reader.kill()
 

@@ -99,7 +99,7 @@ def test_nothing_waits_for_a_home_that_is_given_up(cluster: Cluster) -> None:
     unsaid = _run(cluster, "cluster", "retire", "broker-2", "--yes", "--reason", REASON)
     assert (unsaid.returncode, b"say --lost" in unsaid.stderr) == (2, True)
     said = _run(cluster, "cluster", "retire", "broker-2", "--lost", "--yes", "--reason", REASON)
-    assert (said.returncode, said.stderr) == (0, f"home {home} is given up\n".encode())
+    assert (said.returncode, said.stderr.decode()) == (0, f"home {home} is given up\n")
     for words in (
         ("group", "reset", "billing", "--topic", "orders", "--to", "latest"), ("group", "delete", "billing"),
         ("group", "list"), ("topic", "create", "while-led"), ("tx", "list"), ("stats",),

@@ -10,7 +10,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import txmq
 from tools.crash.doors import Grant
@@ -38,10 +38,6 @@ class SparkDriver(ChildProcess):
         self._stream = Stream(
             bootstrap, source, sink, rows_per_batch, str(directory / "checkpoint"), str(self._stop_file)
         )
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
     def start(self) -> None:
         """Start; it takes seconds until it does anything."""

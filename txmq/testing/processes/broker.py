@@ -78,13 +78,6 @@ class BrokerProcess(ChildProcess):
         self.tls = tls
         self._env = dict(env or {})
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:  # Ctrl-C while it starts: no block will end that could kill it
-            self.kill()
-            raise
-
     @property
     def address(self) -> str:
         """``txmq://HOST:PORT`` for ``txmq.connect``; with TLS ``txmqs://HOST:PORT?...`` with the files."""

@@ -3,7 +3,8 @@
 Invariants:
 * No wait without a deadline; a child that ends early is reported at once, with the end of its log.
 * The log is one file, appended to by every start.
-* The child is killed when the object's block ends, and when this process ends in an orderly way.
+* The child is killed when the object's block ends, and when this process ends in an orderly way. Ctrl-C leaves none:
+  it waits until the process is known, and one whose block has not begun yet is killed.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import atexit
 import os
 import signal
 import subprocess
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import ClassVar, Self
 
 from txmq.errors import TxmqError
@@ -44,6 +46,18 @@ class ChildProcess:
     def __init__(self, log_file: Path) -> None:
         self.log_file = log_file
         self._process: Process | None = None
+
+    def start(self) -> object:
+        """Start it, and wait until it serves."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:  # no block will end that could kill it
+            self.kill()
+            raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -131,8 +145,12 @@ class ChildProcess:
 
     def _spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         """Start ``command``; what it writes goes to the log."""
-        self._process = start_logged(command, self.log_file, os.environ if env is None else env)
-        atexit.register(self.kill)
+
+        def start() -> None:
+            self._process = start_logged(command, self.log_file, os.environ if env is None else env)
+            atexit.register(self.kill)
+
+        _without_interrupts(start)
 
     def _wait_until(self, serves: Callable[[], bool], timeout: float) -> Self:
         """Wait until ``serves`` says so."""
@@ -171,6 +189,22 @@ class ServerGroup(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def _without_interrupts(work: Callable[[], None]) -> None:
+    """Call ``work``; a SIGINT that comes meanwhile is handled after it. It strikes the main thread alone."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        work()
+        return
+    late: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _, frame: late.append(frame))
+    try:
+        work()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if late:
+        handler(signal.SIGINT, late[0])
 
 
 def _stands_still(pid: int) -> bool:

@@ -81,9 +81,6 @@ class MariaDB(ChildProcess):
         self._socket_dir: Path | None = None  # a short path, where ours is too long for a socket
         self._port = 0
 
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

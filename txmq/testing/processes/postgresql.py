@@ -68,9 +68,6 @@ class PostgreSQL(ChildProcess):
         self._options = options
         self._home: Path | None = None
 
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

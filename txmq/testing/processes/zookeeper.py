@@ -85,9 +85,6 @@ class ZooKeeper(ChildProcess):
         self._port = self._secure_port = 0
         self._tls = tls
 
-    def __enter__(self) -> Self:
-        return self.start()
-
     @property
     def port(self) -> int:
         """The port on 127.0.0.1; 0 before the first start."""
