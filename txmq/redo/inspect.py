@@ -28,8 +28,7 @@ from txmq.redo.record_format import (
     record_size,
     unpack_record_header,
 )
-from txmq.redo.recovery import Action, Rule, Walk
-from txmq.redo.scan import Cursor, is_valid_at, open_file
+from txmq.redo.recovery import Action, Cursor, Rule, Walk, is_valid_at, open_file
 from txmq.runtime.ports import Disk, File
 
 _JSON_SHOWN_MAX: Final = 400

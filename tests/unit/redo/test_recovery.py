@@ -25,8 +25,7 @@ from txmq.redo.record_format import (
     record_size,
     unpack_file_header,
 )
-from txmq.redo.recovery import TABLE, Action, Mark, Next, Observation, decide
-from txmq.redo.scan import At
+from txmq.redo.recovery import TABLE, Action, At, Mark, Next, Observation, decide
 
 from .support import FILE_SIZE, NODE, content, flip, open_journal, payload, put
 

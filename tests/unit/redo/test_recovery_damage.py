@@ -13,8 +13,7 @@ from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
 from txmq.redo.journal_files import list_bases
 from txmq.redo.record_format import FILE_HEADER_SIZE, RECORD_HEADER_SIZE, file_path, record_size, unpack_file_header
-from txmq.redo.recovery import Walk
-from txmq.redo.scan import Cursor
+from txmq.redo.recovery import Cursor, Walk
 
 from .support import FILE_SIZE, NODE, content, flip, open_journal, payload, put
 
