@@ -27,8 +27,8 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model import Outcome
-from txmq.xa.last_resource import proof
-from txmq.xa.last_resource.proof import ResolvingConnection
+from txmq.xa.last_resource import in_doubt_outcome
+from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
@@ -355,22 +355,22 @@ class Application(Program):
 
 
 def watched_prove(shared: Shared) -> Callable[..., Any]:
-    """``proof.prove`` as resolvers call it, noting what each of them proved.
+    """``in_doubt_outcome.prove`` as resolvers call it, noting what each of them proved.
 
     A rollback that was proved stands. A commit may be followed by a "rollback": the committed marker leaves once the
     broker has committed, and a later resolver gets a rolled-back one in. The broker then contradicts it.
     """
-    proved: dict[str, tuple[proof.Step, str]] = {}
+    proved: dict[str, tuple[in_doubt_outcome.Step, str]] = {}
 
     def prove(
         database: ResolvingConnection, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
-    ) -> tuple[proof.Step, Exception | None]:
+    ) -> tuple[in_doubt_outcome.Step, Exception | None]:
         host = required_task().host
         step, error = _prove(database, txid, deadline_ms, has_token=has_token, waits=waits)
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
-        if step not in (proof.Step.UNDECIDED, proof.Step.HELD):
+        if step not in (in_doubt_outcome.Step.UNDECIDED, in_doubt_outcome.Step.HELD):
             before, who = proved.setdefault(txid, (step, host.name))
-            if before is proof.Step.REPORT_ROLLBACK and step is not before:
+            if before is in_doubt_outcome.Step.REPORT_ROLLBACK and step is not before:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
             if before is not step:  # the marker had gone, as it may once the broker has committed: its word counts
                 host.world.trace(txid, "proved", before.name, "and", step.name)
@@ -378,11 +378,15 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
                 host.world.meet("two resolvers met")
             if host.world.clock.now_ms() >= deadline_ms > 0:
                 host.world.meet("deadline passed while prepared")
-            met = "real resolver committed" if step is proof.Step.REPORT_COMMIT else "real resolver rolled back"
+            met = (
+                "real resolver committed"
+                if step is in_doubt_outcome.Step.REPORT_COMMIT
+                else "real resolver rolled back"
+            )
             host.world.meet(met)
         return step, error
 
     return prove
 
 
-_prove = proof.prove
+_prove = in_doubt_outcome.prove

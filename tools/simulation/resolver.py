@@ -1,4 +1,4 @@
-"""The simulated resolver: settles what is prepared, by the table of ``xa/last_resource/proof.py``."""
+"""The simulated resolver: settles what is prepared, by the table of ``xa/last_resource/in_doubt_outcome.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator
 
 from txmq.state_machine import next_step
-from txmq.xa.last_resource import proof
+from txmq.xa.last_resource import in_doubt_outcome
 
 from .broker import Broker
 from .client import UUID, Process, Reply, Steps
@@ -14,7 +14,7 @@ from .users import settler
 
 
 class Resolver(Process):
-    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/last_resource/proof.py``."""
+    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/last_resource/in_doubt_outcome.py``."""
 
     def open_link(self, broker: Broker | None = None) -> bool:
         """As a user of its own."""
@@ -35,34 +35,41 @@ class Resolver(Process):
                     yield from self._resolve(item["txid"])
 
     def _resolve(self, txid: str) -> Steps:
-        database, found = self.shared.database, proof.Found.INSERTED
-        step = proof.Step.INSERT
-        while step not in (proof.Step.RESOLVED, proof.Step.UNDECIDED, proof.Step.CONTRADICTED):
+        database, found = self.shared.database, in_doubt_outcome.Found.INSERTED
+        step = in_doubt_outcome.Step.INSERT
+        while step not in (
+            in_doubt_outcome.Step.RESOLVED,
+            in_doubt_outcome.Step.UNDECIDED,
+            in_doubt_outcome.Step.CONTRADICTED,
+        ):
             yield self.world.rng.uniform(0.0, 0.01)
-            if step is proof.Step.INSERT:
+            if step is in_doubt_outcome.Step.INSERT:
                 found = {
-                    "inserted": proof.Found.INSERTED, "duplicate": proof.Found.DUPLICATE,
-                    "locked": proof.Found.FAILED,
+                    "inserted": in_doubt_outcome.Found.INSERTED, "duplicate": in_doubt_outcome.Found.DUPLICATE,
+                    "locked": in_doubt_outcome.Found.FAILED,
                 }[database.insert_rolled_back(txid)]  # fmt: skip
-                if found is proof.Found.FAILED:
+                if found is in_doubt_outcome.Found.FAILED:
                     self.world.meet("marker locked")
-            elif step is proof.Step.READ:
+            elif step is in_doubt_outcome.Step.READ:
                 found = {
-                    "committed": proof.Found.COMMITTED, "rolled-back": proof.Found.ROLLED_BACK,
-                    None: proof.Found.FAILED,
+                    "committed": in_doubt_outcome.Found.COMMITTED, "rolled-back": in_doubt_outcome.Found.ROLLED_BACK,
+                    None: in_doubt_outcome.Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
                 found = yield from self._tell(step, txid)
-            step = next_step(proof.TRANSITIONS, step, found)
+            step = next_step(in_doubt_outcome.TRANSITIONS, step, found)
 
-    def _tell(self, step: proof.Step, txid: str) -> Generator[float | bytes, Reply, proof.Found]:
-        is_commit, body = step is proof.Step.REPORT_COMMIT, b"" if step is proof.Step.REPORT_COMMIT else None
+    def _tell(self, step: in_doubt_outcome.Step, txid: str) -> Generator[float | bytes, Reply, in_doubt_outcome.Found]:
+        is_commit, body = (
+            step is in_doubt_outcome.Step.REPORT_COMMIT,
+            b"" if step is in_doubt_outcome.Step.REPORT_COMMIT else None,
+        )
         reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=body)
         if reply is None or reply[0] >= 500:
-            return proof.Found.FAILED
+            return in_doubt_outcome.Found.FAILED
         if reply[0] != 200:
-            return proof.Found.CONTRADICTED
+            return in_doubt_outcome.Found.CONTRADICTED
         self.world.meet("resolver committed" if is_commit else "resolver rolled back")
         if is_commit:
             self.shared.database.markers.pop(txid, None)
-        return proof.Found.REPORTED
+        return in_doubt_outcome.Found.REPORTED

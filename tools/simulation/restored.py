@@ -30,7 +30,7 @@ from txmq.client.producer.producer import Producer
 from txmq.client.transaction.block import Transaction as Block
 from txmq.errors import HeuristicError
 from txmq.xa.fencing import Fence, StrangeServerError
-from txmq.xa.last_resource.proof import ResolvingConnection
+from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver_ports import cluster_of
 from txmq.xid import TxId

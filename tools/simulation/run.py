@@ -27,7 +27,7 @@ from txmq.log import records
 from txmq.log.history import NO_LIFE
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.clocks import OSClock, OSRandom
-from txmq.xa.last_resource import proof
+from txmq.xa.last_resource import in_doubt_outcome
 
 from . import users
 from .acknowledged import TOPIC as ACKNOWLEDGED
@@ -182,7 +182,7 @@ def inhabited(
         shared = Shared(world, brokers[0], Database(world), History(), rows, Bank(world), brokers=brokers)
         shared.tls = SimTls(network) if world.has_tls else None
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
-                 OSRandom: lambda: SimRandom(world.rng), proof.prove: watched_prove(shared),
+                 OSRandom: lambda: SimRandom(world.rng), in_doubt_outcome.prove: watched_prove(shared),
                  loop_stream.connect: connect_by_loop(network), workers.Worker: SimWorker}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
         logging.configure("info", log or TracedLog(world))  # type: ignore[arg-type]

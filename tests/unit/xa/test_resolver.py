@@ -29,9 +29,9 @@ from txmq.runtime.crashpoints import SimulatedCrash
 from txmq.state_machine import next_step
 from txmq.xa import resolver_ports
 from txmq.xa.database import marker_sweep, marker_table
-from txmq.xa.last_resource import proof
+from txmq.xa.last_resource import in_doubt_outcome
 from txmq.xa.last_resource import resource_resolver as module
-from txmq.xa.last_resource.proof import Found, Step, Unresolved
+from txmq.xa.last_resource.in_doubt_outcome import Found, Step, Unresolved
 from txmq.xa.last_resource.resource_resolver import is_due
 from txmq.xa.resolver import Resolver
 
@@ -50,20 +50,22 @@ def test_every_step_and_finding_has_a_row_or_an_error(step: Step, found: Found) 
         Step.REPORT_ROLLBACK: {Found.REPORTED, Found.CONTRADICTED, Found.FAILED},
     }
     if found in expected.get(step, set()):
-        assert next_step(proof.TRANSITIONS, step, found) is not step
+        assert next_step(in_doubt_outcome.TRANSITIONS, step, found) is not step
     else:
         with pytest.raises(TransactionStateError) as caught:
-            next_step(proof.TRANSITIONS, step, found)
+            next_step(in_doubt_outcome.TRANSITIONS, step, found)
         assert step.value in str(caught.value)
         assert found.value in str(caught.value)
 
 
 def test_only_a_read_committed_marker_leads_to_a_commit() -> None:
-    assert [pair for pair, step in proof.TRANSITIONS.items() if step is Step.REPORT_COMMIT] == [
+    assert [pair for pair, step in in_doubt_outcome.TRANSITIONS.items() if step is Step.REPORT_COMMIT] == [
         (Step.READ, Found.COMMITTED),
         (Step.READ_ELSEWHERE, Found.COMMITTED),
     ]
-    assert {step for (_, found), step in proof.TRANSITIONS.items() if found is Found.FAILED} == {Step.UNDECIDED}
+    assert {step for (_, found), step in in_doubt_outcome.TRANSITIONS.items() if found is Found.FAILED} == {
+        Step.UNDECIDED
+    }
 
 
 # --- what is due -----------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ def test_database_that_becomes_another_under_open_connection_proves_nothing(worl
     database = world.resource.open_for_resolver("00000000000000c1")
     with world.outside() as connection:
         connection.execute("UPDATE txmq_marker_identity SET uuid = ?", ("f" * 32,))
-    assert proof.prove(database, txid, 0) == (Step.UNDECIDED, None)
+    assert in_doubt_outcome.prove(database, txid, 0) == (Step.UNDECIDED, None)
     assert world.markers() == {}
     database.close()
 
@@ -277,7 +279,7 @@ def test_a_row_that_has_gone_is_undecided(world: LastResourceFixture, monkeypatc
     txid = abandon(world, b"x", "client.tx.db_committed")
     database = world.resource.open_for_resolver("00000000000000c1")
     monkeypatch.setattr(type(database.table), "read_durably", lambda *_: None)
-    assert proof.prove(database, txid, 0) == (Step.UNDECIDED, None)
+    assert in_doubt_outcome.prove(database, txid, 0) == (Step.UNDECIDED, None)
     database.close()
 
 

@@ -48,7 +48,7 @@ from txmq.xa.last_resource.coordinator import (
     LastResourceEvent,
     LastResourceState,
 )
-from txmq.xa.last_resource.proof import ResolvingConnection, Step, Unresolved, prove
+from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection, Step, Unresolved, prove
 from txmq.xa.last_resource.resource import UsedConnection
 from txmq.xa.reporter import Hazard, lost_messages
 from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Answer, was_settled

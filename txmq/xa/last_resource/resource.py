@@ -28,7 +28,7 @@ from txmq.xa.database.mysql_server import sends_packets
 from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource, close_connection
 from txmq.xa.database.sqlite_file import QueuePlace, SQLiteWriterQueue, open_existing
 from txmq.xa.last_resource.branch import Branch
-from txmq.xa.last_resource.proof import ResolvingConnection, Unresolved
+from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection, Unresolved
 
 RESOLVE_WAIT_S = 1.0  # for a lock, by a resolver
 

@@ -3,7 +3,7 @@ more.
 
 Theory of operation. A round asks the broker for the resource's prepared transactions. One is due if its owner has been
 gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
-makes it safe. Due ones are proved by the database (``proof.prove``), those first that have failed least, and the oldest
+makes it safe. Due ones are proved by the database (``in_doubt_outcome.prove``), those first that have failed least, and the oldest
 of these; a row that an open transaction holds is waited for by nobody (``_Holders``). Then a fencing token is drawn for
 those that are missing there (``xa/fencing.py``). Then all are reported to the broker at once: a commit may have to wait
 for an earlier one of the same rows, so none is waited for before the rest is sent, and none for long: it stays on its
@@ -44,7 +44,7 @@ from txmq.xa.database import marker_table
 from txmq.xa.database.marker_sweep import MarkerSweep
 from txmq.xa.database.resource import PATIENCE_S
 from txmq.xa.fencing import DRAW_EVERY_S, Fence, StrangeServerError
-from txmq.xa.last_resource.proof import ResolvingConnection, Step, Unresolved, prove
+from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection, Step, Unresolved, prove
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.reporter import Reporter, lost_messages
 from txmq.xa.resolver_ports import (
