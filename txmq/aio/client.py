@@ -34,7 +34,7 @@ from txmq.model import Message
 from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands
 from txmq.runtime.clocks import OSClock
-from txmq.xa.database.loop_connection import opened
+from txmq.xa.database.strand_connection import opened_by_driver
 
 
 async def connect(
@@ -105,7 +105,7 @@ class Client(Facade[LoopClient]):
 
         Args:
             checker: a coroutine function; a task of this client awaits it.
-            retry_store: opened before this returns, which keeps the loop for some milliseconds; from then on the disk
+            retry_store: opened_by_driver before this returns, which keeps the loop for some milliseconds; from then on the disk
                 is used in threads of this client.
         """
         check = checker_for_strands(checker)
@@ -128,7 +128,7 @@ class Client(Facade[LoopClient]):
         """
         inner = outbox.inner if isinstance(outbox, Outbox) else outbox
         require_function("connect", connect, "a function that opens a connection")
-        opens = partial(opened, connect)
+        opens = partial(opened_by_driver, connect)
         began = partial(self.inner.relay, inner, connect=opens, durability=durability)
         return Relay(self.host.call(began), self.host)
 

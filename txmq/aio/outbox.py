@@ -1,7 +1,7 @@
 """``txmq.aio.Outbox``: messages written in the transaction that is open on an asynchronous driver's connection.
 
 Theory of operation. The outbox is that of ``txmq`` (``txmq/outbox``), with its statements. They run in a strand, over
-the driver's connection as DB-API has it (``txmq/xa/database/loop_connection.py``): each is awaited in the caller's own
+the driver's connection as DB-API has it (``txmq/xa/database/strand_connection.py``): each is awaited in the caller's own
 task. An outbox belongs to no client and to no loop: strands are made in the loop that runs.
 
 A task that is cancelled in ``send`` leaves the transaction to its owner, as any statement of the driver does. One that
@@ -26,7 +26,7 @@ from txmq.outbox.tables import DEFAULT_TABLE, Backlog
 from txmq.runtime.ports import Clock
 from txmq.runtime.strands import Host
 from txmq.runtime.threads import ThreadLocal
-from txmq.xa.database.loop_connection import on_loop
+from txmq.xa.database.strand_connection import on_loop
 
 T = TypeVar("T")
 

@@ -28,8 +28,7 @@ from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import Lock, watch_forks
 from txmq.xa.database.dbapi import Connection, driver_of_class, innermost, is_integrity_error, run
 from txmq.xa.database.dialects import SQLITE, Dialect, code_of, sqlstate
-from txmq.xa.database.loop_connection import LoopConnection, driver_name
-from txmq.xa.database.thread_connection import ThreadConnection
+from txmq.xa.database.strand_connection import LoopConnection, ThreadConnection, driver_name
 
 Codec = Literal["json"] | Callable[[Any], bytes] | None
 """``"json"``, a function of the application's, or None: values are bytes already."""

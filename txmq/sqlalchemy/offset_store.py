@@ -31,7 +31,7 @@ from txmq.runtime.threads import current_strand
 from txmq.sqlalchemy.sessions import Bind, bind_of, sync_session, unscoped, would_autocommit
 from txmq.sqlalchemy.tables import offset_table_in
 from txmq.xa.database.dialects import MYSQL, dialect_for
-from txmq.xa.database.loop_connection import waited
+from txmq.xa.database.strand_connection import waited
 
 _STATEMENTS_MAX = 100
 

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 from txmq.errors import ConfigError
 from txmq.runtime.call_limits import CallLimit
 from txmq.runtime.caller import silence
-from txmq.xa.database.loop_connection import ASYNCHRONOUS, LoopConnection
-from txmq.xa.database.thread_connection import ThreadConnection, of_driver
+from txmq.xa.database.strand_connection import ASYNCHRONOUS, LoopConnection, ThreadConnection, of_driver
 
 _INNER = ("__wrapped__", "driver_connection")
 _WRAPPERS_MAX = 8

@@ -25,7 +25,7 @@ from weakref import WeakSet
 from txmq.errors import RolledBackError, TransactionStateError, TransactionTimeoutError, caused
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.dbapi import run
-from txmq.xa.database.thread_connection import ThreadConnection
+from txmq.xa.database.strand_connection import ThreadConnection
 
 T = TypeVar("T")
 _ENDS_THE_TRANSACTION = frozenset(

@@ -23,7 +23,7 @@ from txmq.runtime.crashpoints import crash_point, is_armed
 from txmq.runtime.logging import get_logger
 from txmq.xa.database.dbapi import driver_of, innermost, run, text
 from txmq.xa.database.dialects import code_of, mysql_variables
-from txmq.xa.database.thread_connection import ThreadConnection, of_driver
+from txmq.xa.database.strand_connection import ThreadConnection, of_driver
 from txmq.xid import Xid, xid_sql
 
 NOTA: Final = 1397  # unknown xid: ended before, or its owner's connection lives

@@ -29,11 +29,10 @@ from txmq.runtime.caller import current_process
 from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import ThreadLocal
-from txmq.runtime.workers import WorkUnendedError
 from txmq.xa.database.dbapi import driver_of, limit_of
 from txmq.xa.database.guarded_connection import NO_ANSWER
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
-from txmq.xa.database.thread_connection import GivenUp, ThreadConnection, lent, opened, return_lent
+from txmq.xa.database.strand_connection import GivenUp, ThreadConnection, WorkUnendedError, lent, opened, return_lent
 from txmq.xa.fencing import Drawn, Fence
 from txmq.xa.resolver_ports import RoutedClient, cluster_of
 

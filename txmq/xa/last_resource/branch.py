@@ -36,7 +36,7 @@ from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import KEPT_OUT, Statement, commit, discard_results, send
 from txmq.xa.database.resource import WAIT_S_MIN, close_connection
 from txmq.xa.database.sqlite_file import QueuePlace, WriterLease
-from txmq.xa.database.thread_connection import LeftConnectionError, return_lent
+from txmq.xa.database.strand_connection import LeftConnectionError, return_lent
 
 if TYPE_CHECKING:
     from txmq.xa.last_resource.resource import LastResource

@@ -49,7 +49,7 @@ from txmq.xa.database.mysql_server import (
     xa,
 )
 from txmq.xa.database.resource import OPEN_S_MAX, WAIT_S_MIN, DatabaseResource, close_connection
-from txmq.xa.database.thread_connection import of_driver
+from txmq.xa.database.strand_connection import of_driver
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.resource_ports import Ended, ListedXid, UsedXAConnection, listed_xid
 from txmq.xid import TxId, Xid

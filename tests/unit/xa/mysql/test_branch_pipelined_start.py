@@ -13,7 +13,7 @@ from txmq.runtime.call_limits import CallLimit
 from txmq.testing.eventually import eventually
 from txmq.xa.database.dialects import MYSQL
 from txmq.xa.database.marker_table import MarkerTable
-from txmq.xa.database.thread_connection import ThreadConnection
+from txmq.xa.database.strand_connection import ThreadConnection
 from txmq.xa.mysql.branch import JOINED_SIZE_BYTES_MAX, MySQLBranch, PipelinedStart
 from txmq.xa.two_phase.resource_ports import PrepareUnknownError
 

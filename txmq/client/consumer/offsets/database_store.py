@@ -43,9 +43,8 @@ from txmq.runtime.threads import Lock, current_strand
 from txmq.xa.database.dbapi import Connection, driver_of, run, text
 from txmq.xa.database.dialects import MYSQL, POSTGRESQL, SQLITE, Dialect, dialect_for, placeholder_of
 from txmq.xa.database.guarded_connection import GuardedConnection, behind_guard, doom
-from txmq.xa.database.loop_connection import driver_name, on_loop
 from txmq.xa.database.refusals import ASK_AGAIN_S, Refusal, described, refusal_of
-from txmq.xa.database.thread_connection import ThreadConnection
+from txmq.xa.database.strand_connection import ThreadConnection, driver_name, on_loop
 
 T = TypeVar("T")
 DEFAULT_TABLE: Final = "txmq_offset"

@@ -24,7 +24,7 @@ from txmq.model import TopicPartition
 from txmq.runtime.threads import off_loop
 from txmq.xa.database.dialects import Dialect
 from txmq.xa.database.guarded_connection import GuardedConnection, in_its_thread
-from txmq.xa.database.loop_connection import LoopConnection
+from txmq.xa.database.strand_connection import LoopConnection
 
 T = TypeVar("T")
 _orders = count(1)
