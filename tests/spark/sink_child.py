@@ -7,8 +7,8 @@ import sys
 import pyarrow as pa
 
 from txmq.spark.sink import queries, task
+from txmq.spark.sink.digest import Attempt
 from txmq.spark.sink.options import parse_options
-from txmq.spark.sink.queries import Attempt
 
 
 def main(bootstrap: str, topic: str, query: str, partitions: str) -> None:

@@ -12,8 +12,9 @@ import pytest
 import txmq
 from txmq.client.partitioner import KeyHashSelector
 from txmq.spark.sink import task as sink_task
+from txmq.spark.sink.digest import Attempt
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Queries
+from txmq.spark.sink.queries import Queries
 from txmq.testing.processes.broker import BrokerProcess
 
 if TYPE_CHECKING:

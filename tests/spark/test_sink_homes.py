@@ -22,8 +22,9 @@ from txmq.spark.audit.rows import open_rows
 from txmq.spark.audit.spec import AuditSpec, Kind, parse_terms
 from txmq.spark.audit.topic import TopicAudit
 from txmq.spark.sink import queries, task
+from txmq.spark.sink.digest import Attempt
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Opened, Queries
+from txmq.spark.sink.queries import Opened, Queries
 from txmq.spark.sink.task import Written
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess

@@ -17,8 +17,9 @@ from txmq.client.client import Client
 from txmq.errors import FencedError, TransactionConflictError, UnavailableError, UnknownTopicError
 from txmq.spark.sink import sink
 from txmq.spark.sink import task as sink_task
+from txmq.spark.sink.digest import Attempt
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Opened, Queries, Standing
+from txmq.spark.sink.queries import Opened, Queries, Standing
 from txmq.spark.sink.sink import BatchWriter, TaskMessage
 from txmq.spark.sink.task import Written
 from txmq.testing.processes.broker import BrokerProcess

@@ -14,7 +14,7 @@ from .users import settler
 
 
 class Resolver(Process):
-    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/last_resource/in_doubt_outcome.py``."""
+    """Settles whatever is prepared, its owner alive or not, by the table of ``xa/last_resource/in_doubt_outcome``."""
 
     def open_link(self, broker: Broker | None = None) -> bool:
         """As a user of its own."""

@@ -105,7 +105,7 @@ class Client(Facade[LoopClient]):
 
         Args:
             checker: a coroutine function; a task of this client awaits it.
-            retry_store: opened_by_driver before this returns, which keeps the loop for some milliseconds; from then on the disk
+            retry_store: opened before this returns, which keeps the loop for some milliseconds; from then on the disk
                 is used in threads of this client.
         """
         check = checker_for_strands(checker)

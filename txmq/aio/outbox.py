@@ -1,8 +1,8 @@
 """``txmq.aio.Outbox``: messages written in the transaction that is open on an asynchronous driver's connection.
 
 Theory of operation. The outbox is that of ``txmq`` (``txmq/outbox``), with its statements. They run in a strand, over
-the driver's connection as DB-API has it (``txmq/xa/database/strand_connection.py``): each is awaited in the caller's own
-task. An outbox belongs to no client and to no loop: strands are made in the loop that runs.
+the driver's connection as DB-API has it (``txmq/xa/database/strand_connection.py``): each is awaited in the caller's
+own task. An outbox belongs to no client and to no loop: strands are made in the loop that runs.
 
 A task that is cancelled in ``send`` leaves the transaction to its owner, as any statement of the driver does. One that
 is cancelled in ``transaction`` rolls back; in its COMMIT it does not learn what became of it, and the driver may have

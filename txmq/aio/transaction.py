@@ -12,7 +12,7 @@ outcome can be asked for. ``client.close`` waits for such ends.
 in a task that was created inside it is refused: it may be meant for the block or not.
 
 *The database connection* (``tx.connection``) is that of ``txmq``, made by the resource's ``connect=``, of any DB-API
-driver; its calls are awaited. It has a thread of its own (``xa/database/thread_connection.py``): the loop goes on while
+driver; its calls are awaited. It has a thread of its own (``xa/database/strand_connection.py``): the loop goes on while
 a statement runs. Statements of several tasks of a block run one after another. A task that is cancelled while its
 statement runs leaves the statement to the thread. The connection takes nothing more and is closed after that; the block
 rolls back. (If that statement was one that ends the transaction, as ``COMMIT`` by hand, what it did is not found out.)

@@ -14,7 +14,6 @@ run found something, 2 if there was nothing to judge, else 0.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -35,7 +34,6 @@ from txmq.cli.binlog import settings_of
 from txmq.cli.connecting import connected
 from txmq.cli.tx_explain import duration_ms
 from txmq.errors import ConfigError, TxmqError
-from txmq.runtime.private_files import make_private_directory, open_private, private_umask
 from txmq.runtime.threads import Signal
 
 if TYPE_CHECKING:
@@ -58,7 +56,6 @@ STATUS_CLEAN, STATUS_FINDINGS, STATUS_COULD_NOT = 0, 1, 2
 PASSWORD_VARIABLE = "AUDIT_DATABASE_PASSWORD"  # noqa: S105 - the name of one
 PROGRESS_S = 5.0
 FINDINGS_SHOWN = 10
-_IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
 _DURATION = re.compile(r"\d+(ms|s|m|h|d)\Z")
 _CAUSE = re.compile(r"^\s*(?:[\w.]*\.)?\w*(?:Error|Exception)(?:: | )(.+)$", re.MULTILINE)
 
@@ -209,7 +206,9 @@ class AuditCommand:
 
     def run(self) -> int:
         """Check, start Spark, audit; the exit status."""
-        require_spark()
+        from txmq.testing.processes.spark import environment, open_session
+
+        environment(is_quick_start=False)  # says in one line what is missing, before anything is started
         with connected(self.request.bootstrap, self.request.topic) as client:
             client.topics.describe(self.request.topic)
             binlog = binlog_of(self.request)
@@ -387,52 +386,6 @@ def _offsets(text: str | None) -> dict[int, int] | None:
         return {int(partition): int(offset) for partition, offset in json.loads(text).items()}
     except (ValueError, AttributeError, TypeError):
         raise ConfigError(f'{text[:200]!r}: expected offsets by partition, such as {{"0": 100, "1": 90}}') from None
-
-
-def require_spark() -> None:
-    """Say in one line what is missing, before anything is started."""
-    from txmq.testing.processes.spark import environment
-
-    environment(is_quick_start=False)
-
-
-@contextmanager
-def open_session(directory: Path, master: str, memory: str, *, is_short: bool = False) -> Iterator[Any]:
-    """A session for a block; what Java says goes to ``spark.log`` in the directory; ``is_short``: of a few rows."""
-    from txmq.testing.processes.spark import start_session
-
-    settings = {
-        "spark.master": master,
-        "spark.driver.memory": memory,
-        "spark.sql.shuffle.partitions": "2" if is_short else "8",
-        "spark.driver.extraJavaOptions": _IN_UTC,
-        "spark.executor.extraJavaOptions": _IN_UTC,
-        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop sets modes itself
-    }
-    make_private_directory(directory)
-    logging.disable(logging.ERROR)  # py4j tells Ctrl-C as tracebacks of its own; what matters comes back as an error
-    with _errors_to(directory / "spark.log"), private_umask():
-        spark = start_session("txmq audit", settings=settings, is_quick_start=is_short)
-    try:
-        yield spark
-    finally:
-        with suppress(Exception):
-            spark.stop()
-        logging.disable(logging.NOTSET)
-
-
-@contextmanager
-def _errors_to(path: Path) -> Iterator[None]:
-    """Processes that are started meanwhile have this file as standard error."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open_private(path, "ab") as log:
-        os.dup2(log.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 @contextmanager

@@ -30,8 +30,9 @@ from txmq.client.client import Client
 from txmq.errors import FencedError, TransactionConflictError, TxmqError
 from txmq.model import TopicPartition
 from txmq.spark.sink import queries, task
+from txmq.spark.sink.digest import Attempt
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Queries
+from txmq.spark.sink.queries import Queries
 from txmq.spark.sink.task import Written as Prepared
 
 PARTITIONS = 5

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import txmq
-from txmq.cli.audit_run import open_session, require_spark
 from txmq.cli.demo.run import DemoFailedError
 from txmq.cli.demo.service import AUDIT, ORDERS, PAYMENTS, open_resource
 from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
+from txmq.testing.processes.spark import environment, open_session
 
 if TYPE_CHECKING:
     from txmq.spark.audit.audit import AuditResult
@@ -88,7 +88,7 @@ class Play:
             DemoFailedError: the service does not work.
             SparkMissingError: Spark or Java is not there; says what to install.
         """
-        require_spark()
+        environment(is_quick_start=False)  # says in one line what is missing, before anything is started
         with ExitStack() as stack:
             work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="txmq-demo-audit-")))
             broker = stack.enter_context(BrokerProcess(work / "broker"))

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.ending import CoordinatedEnding, Ended, no_part
 from txmq.client.transaction.homes import HomePart, TransactionHomes, nothing
 from txmq.client.transaction.messages import MessageBuffer
@@ -54,6 +53,9 @@ from txmq.xa.reporter import Hazard, lost_messages
 from txmq.xa.resolver_ports import REQUEST_TIMEOUT_S, Answer, was_settled
 from txmq.xa.two_phase.coordinator import BranchState
 from txmq.xid import home_word
+
+if TYPE_CHECKING:
+    from txmq.client.transaction.background_resolver import BackgroundResolver
 
 # An enum's member is slow to look up.
 _COMMITTED, _COMMITTED_PENDING = LastResourceState.COMMITTED, LastResourceState.COMMITTED_PENDING

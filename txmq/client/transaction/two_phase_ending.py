@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from txmq.client.transaction.background_resolver import BackgroundResolver
 from txmq.client.transaction.conversation import RETRY_S, ROLLBACK_TIMEOUT_S, rolled_back
 from txmq.client.transaction.ending import CoordinatedEnding, Ended, no_part
 from txmq.client.transaction.homes import HomePart, TransactionHomes
@@ -58,6 +57,9 @@ from txmq.xa.two_phase.coordinator import (
     vote,
 )
 from txmq.xa.two_phase.resource_ports import PrepareUnknownError, UsedXAConnection, XABranch, XAResource
+
+if TYPE_CHECKING:
+    from txmq.client.transaction.background_resolver import BackgroundResolver
 
 GRACE_S = 2.0
 _WAIT_S = 3600.0  # a wait that comes back early is begun again

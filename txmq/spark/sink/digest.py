@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from txmq.errors import TransactionConflictError
 from txmq.runtime.logging import get_logger
-from txmq.spark.sink.queries import Attempt
 from txmq.spark.sink.rows import COLUMNS, as_bytes
 
 OTHER_ROWS = "leave it out if it was a repeat, or give other rows a batchId of their own"
@@ -28,6 +27,16 @@ OTHER_STREAM = (
     "(startingOffsets)"
 )
 _MASK = (1 << 64) - 1
+
+
+class Attempt(NamedTuple):
+    """A writer: one attempt of one task of a batch of a query, in an incarnation of its driver."""
+
+    query: str
+    epoch: int
+    batch: int
+    task: int
+    attempt: int
 
 
 class Digest:

@@ -44,6 +44,7 @@ from txmq.protocol.json_text import Fields, json_object
 from txmq.protocol.transaction_bodies import parse_outcome
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.logging import get_logger
+from txmq.spark.sink.digest import Attempt
 from txmq.xa.resolver_ports import Answer, was_settled
 from txmq.xid import TxId
 
@@ -53,16 +54,6 @@ TOLD_AT_ONCE = 256  # commits of one home that are under way
 _NOT_ANSWERED = (*LOST, RequestTimeoutError)
 _NAMED_HOME = re.compile(r"\bhome=([0-9a-f]{16})\b")
 T = TypeVar("T")
-
-
-class Attempt(NamedTuple):
-    """A writer: one attempt of one task of a batch of a query, in an incarnation of its driver."""
-
-    query: str
-    epoch: int
-    batch: int
-    task: int
-    attempt: int
 
 
 class Standing(NamedTuple):

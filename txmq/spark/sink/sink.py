@@ -39,9 +39,9 @@ from txmq.errors import (
     UnavailableError,
 )
 from txmq.spark.sink import queries
-from txmq.spark.sink.digest import OTHER_ROWS, OTHER_STREAM, Digest, check_repeat, refuse_older
+from txmq.spark.sink.digest import OTHER_ROWS, OTHER_STREAM, Attempt, Digest, check_repeat, refuse_older
 from txmq.spark.sink.options import SinkOptions, check_columns, parse_options
-from txmq.spark.sink.queries import Attempt, Opened, Queries
+from txmq.spark.sink.queries import Opened, Queries
 from txmq.spark.sink.task import Written, client_of, pass_over, write
 
 _AGAIN = "a stream finds out when it goes on from its checkpoint"

@@ -52,9 +52,9 @@ from txmq.errors import (
 )
 from txmq.log.batch import checksum
 from txmq.runtime.crashpoints import crash_point
-from txmq.spark.sink.digest import Digest
+from txmq.spark.sink.digest import Attempt, Digest
 from txmq.spark.sink.options import SinkOptions
-from txmq.spark.sink.queries import Attempt, Opened, Queries, Standing, Winner, anchor_of, is_to_be_written
+from txmq.spark.sink.queries import Opened, Queries, Standing, Winner, anchor_of, is_to_be_written
 from txmq.spark.sink.rows import Chunk, Gatherer
 from txmq.xa.resolver_ports import Answer
 

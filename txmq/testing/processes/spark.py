@@ -19,6 +19,7 @@ a Cluster Manually".
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Self
 
 from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
+from txmq.runtime.private_files import make_private_directory, open_private, private_umask
 from txmq.testing.processes.broker import free_port
 from txmq.testing.processes.child import ChildProcess
 
@@ -50,6 +52,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
 }
 START_TIMEOUT_S = 120.0
+_IN_UTC = "-Duser.timezone=UTC"  # of times that JDBC gives without a zone
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 _HOST = "127.0.0.1"
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
@@ -133,6 +136,43 @@ def start_session(
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextmanager
+def open_session(directory: Path, master: str, memory: str, *, is_short: bool = False) -> Iterator[SparkSession]:
+    """A session for a block; what Java says goes to ``spark.log`` in the directory; ``is_short``: of a few rows."""
+    settings = {
+        "spark.master": master,
+        "spark.driver.memory": memory,
+        "spark.sql.shuffle.partitions": "2" if is_short else "8",
+        "spark.driver.extraJavaOptions": _IN_UTC,
+        "spark.executor.extraJavaOptions": _IN_UTC,
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop sets modes itself
+    }
+    make_private_directory(directory)
+    logging.disable(logging.ERROR)  # py4j tells Ctrl-C as tracebacks of its own; what matters comes back as an error
+    with _errors_to(directory / "spark.log"), private_umask():
+        spark = start_session("txmq audit", settings=settings, is_quick_start=is_short)
+    try:
+        yield spark
+    finally:
+        with suppress(Exception):
+            spark.stop()
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _errors_to(path: Path) -> Iterator[None]:
+    """Processes that are started meanwhile have this file as standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open_private(path, "ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _home() -> Path:

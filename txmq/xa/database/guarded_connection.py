@@ -41,6 +41,7 @@ _CHANGES_SESSION = re.compile(
 _LOOKED_AT_MAX = 500  # characters of a statement
 _CHANGING = frozenset({"select_db", "change_user", "set_session", "set_isolation_level", "set_character_set"})
 _ERRORS_MAX = 32
+WAIT_S_MIN: Final = 1.0  # of a block for its database, even if the deadline is closer
 NO_ANSWER: Final = "the database has not answered before timeout= passed: its connection was ended; nothing happened"
 _PSYCOPG_IN_TRANSACTION = 2  # and sound: 3 is one that has failed
 _STATEMENTS = frozenset({"execute", "executemany"})

@@ -30,9 +30,17 @@ from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import ThreadLocal
 from txmq.xa.database.dbapi import driver_of, limit_of
-from txmq.xa.database.guarded_connection import NO_ANSWER
+from txmq.xa.database.guarded_connection import NO_ANSWER, WAIT_S_MIN
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
-from txmq.xa.database.strand_connection import GivenUp, ThreadConnection, WorkUnendedError, lent, opened, return_lent
+from txmq.xa.database.strand_connection import (
+    GivenUp,
+    ThreadConnection,
+    WorkUnendedError,
+    close_connection,
+    lent,
+    opened,
+    return_lent,
+)
 from txmq.xa.fencing import Drawn, Fence
 from txmq.xa.resolver_ports import RoutedClient, cluster_of
 
@@ -42,7 +50,6 @@ IDLE_OF_THREAD_MAX: Final = 4  # a thread in one block at a time uses one
 _of_parents: list[Any] = []  # let go, the driver would close them
 S = TypeVar("S", bound=DatabaseSession)
 GIVEN_UP_MAX: Final = 64  # calls that run on; no more connections for blocks until one has ended
-WAIT_S_MIN: Final = 1.0  # of a block for its database, even if the deadline is closer
 PATIENCE_S: Final = 10.0  # of a resolver with one step of its work; each statement waits a second for a lock, at most
 OPEN_S_MAX: Final = 5.0  # of a resolver with a connection
 OPEN_AGAIN_S: Final = 0.5  # the same, after one that could not be made
@@ -67,7 +74,7 @@ class ConnectionPool(Generic[S]):
 
     A caller takes the connection that was given back last, by any thread. Connections of drivers that bind them to a
     thread (sqlite3), or that do not take threads at all, are kept by their thread instead, and closed when it ends.
-    Those that strands have opened have threads of their own (``thread_connection``), and are for strands.
+    Those that strands have opened have threads of their own (``strand_connection``), and are for strands.
 
     Invariants:
         * a forked child never uses, and never closes, its parent's connections;
@@ -132,17 +139,6 @@ def _close_all(idle: deque[S]) -> None:
     with suppress(IndexError):
         while True:
             close_connection(idle.pop().connection)
-
-
-def close_connection(connection: Any, then: Callable[[], None] | None = None) -> None:
-    """Close it, whatever state it is in; and then call ``then``."""
-    if isinstance(connection, ThreadConnection):
-        connection.close(then)
-        return
-    with suppress(Exception):
-        connection.close()
-    if then is not None:
-        then()
 
 
 class SilentDatabaseError(Exception):

@@ -1,42 +1,30 @@
-"""A thread that works for others: for one caller at a time, in the order of their calls.
+"""A driver's connection as a strand of an event loop uses it: as if it were a DB-API one, and nothing blocks the loop.
 
-What may block, and belongs to one thread (a database's connection), is used in there. Its caller waits: a thread
-sleeps, a strand lets its loop go on.
+Theory of operation. *In a thread of its own* (``ThreadConnection``). ``opened`` calls ``connect`` where the caller
+runs, or for a strand in a new thread, a ``Worker``, in which the connection is used from then on, until it is closed.
+So any DB-API driver serves ``txmq.aio``. One thread a connection, and not a pool of threads: 64 transactions that wait
+for one row would hold all threads of a pool, and the one that has the row would find none for its COMMIT. What is done
+at once is done in one hop: ``call(work, ...)``. Attributes are the connection's own; each call of a method is a hop.
 
-Invariants:
-    * one piece of work at a time, each in a copy of its caller's context;
-    * a caller that gives up its wait (cancelled, Ctrl-C) leaves the work running: what is handed over next comes after
-      it.
-
-A driver's connection in a thread of its own, for callers that must not block: the strands of an event loop.
-
-Theory of operation. ``opened`` calls ``connect`` where the caller runs, or for a strand in a new thread, in which the
-connection is used from then on, until it is closed. So any DB-API driver serves ``txmq.aio``. One thread a connection,
-and not a pool of threads: 64 transactions that wait for one row would hold all threads of a pool, and the one that has
-the row would find none for its COMMIT. An asynchronous driver in its place would save the hop, but not much (its
-protocol is read in Python), and it has no packets of several statements: a transaction takes four round trips with
-mysqlclient in a thread, and six with asyncmy or aiomysql.
-
-What is done at once is done in one hop: ``call(work, ...)``. Attributes are the connection's own; each call of a method
-is a hop.
-
-Invariants:
-    * never a second statement while one runs;
-    * a call whose caller was interrupted (a cancelled task) goes on, and the connection is *left*: it takes nothing
-      more, and is closed after that call. What it had sent decides nothing: a COMMIT's outcome must be looked up;
-    * such calls are counted while they run (``GivenUp``): each has a connection and a thread, which no semaphore of the
-      application holds any more.
-
-A connection of an asynchronous driver, as a strand of its event loop uses it: as if it were a DB-API one.
-
-Theory of operation. Each call makes the driver's awaitable, and parks the strand until it is done. So what txmq does
-with databases is written once, for DB-API connections, and serves asyncpg as well. The awaits are those of the caller's
-own task: a task that is cancelled has its CancelledError raised in the driver, which does what it does then (aiomysql
-and asyncmy close the connection, asyncpg and psycopg cancel the statement).
+*On the loop* (``LoopConnection``, for asynchronous drivers). Each call makes the driver's awaitable, and parks the
+strand until it is done. So what txmq does with databases is written once, for DB-API connections, and serves asyncpg as
+well. The awaits are those of the caller's own task: a task that is cancelled has its CancelledError raised in the
+driver, which does what it does then (aiomysql and asyncmy close the connection, asyncpg and psycopg cancel the
+statement). An asynchronous driver saves the hop, but not much (its protocol is read in Python), and it has no packets
+of several statements: a transaction takes four round trips with mysqlclient in a thread, and six with asyncmy or
+aiomysql.
 
 Drivers whose connections have cursors (psycopg, aiosqlite, aiomysql, asyncmy) differ in what they make at once and what
 they have awaited: whatever is awaitable is awaited. asyncpg has no cursors of that kind, writes parameters otherwise,
 and knows of a transaction only if its own call has begun it.
+
+Invariants:
+    * never a second statement while one runs: one piece of work at a time, each in a copy of its caller's context;
+    * a call whose caller was interrupted (a cancelled task, Ctrl-C) goes on, and the connection is *left*: it takes
+      nothing more, and is closed after that call. What it had sent decides nothing: a COMMIT's outcome must be looked
+      up;
+    * such calls are counted while they run (``GivenUp``): each has a connection and a thread, which no semaphore of the
+      application holds any more.
 
 Sources: PEP 249; psycopg 3, "AsyncConnection"; asyncpg, "Connection", "Transaction"; aiosqlite, "API Reference".
 """
@@ -61,6 +49,7 @@ from txmq.runtime import threads
 from txmq.runtime.caller import current_process
 from txmq.runtime.threads import Signal
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _WAIT_S = 3600.0  # a wait that comes back early is begun again
 
@@ -93,7 +82,8 @@ class _Job:
 
 
 class Worker:
-    """See the module's docstring. Its thread begins when it is made, and keeps no process alive.
+    """A thread that works for others, for one caller at a time, in the order of their calls. It begins when it is made,
+    and keeps no process alive. Its caller waits: a thread sleeps, a strand lets its loop go on.
 
     Thread safety: any thread, any strand.
     """
@@ -153,8 +143,6 @@ def _serve(jobs: SimpleQueue[_Job | None]) -> None:
         del job  # what it holds is not kept until the next one comes
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _THREAD_NAME = "txmq-database"
 _DOES_NOT_BLOCK = frozenset({"fileno"})
 
@@ -182,7 +170,7 @@ class GivenUp:
 
 
 class ThreadConnection:
-    """See the module's docstring.
+    """A connection in a thread of its own; see the module's docstring.
 
     Attributes:
         driver_connection: the driver's own; used in the thread only.
@@ -286,6 +274,17 @@ def opened(
     return made.driver_connection
 
 
+def close_connection(connection: Any, then: Callable[[], None] | None = None) -> None:
+    """Close it, whatever state it is in; and then call ``then``."""
+    if isinstance(connection, ThreadConnection):
+        connection.close(then)
+        return
+    with suppress(Exception):
+        connection.close()
+    if then is not None:
+        then()
+
+
 def lent(connection: Any) -> Any:
     """A caller's connection; in a strand it is used in a thread of its own, until ``return_lent``."""
     return connection if threads.current_strand() is None else ThreadConnection(lambda: connection, is_lent=True)
@@ -331,7 +330,7 @@ def waited(found: Any) -> Any:
 
 
 class LoopConnection:
-    """See the module's docstring. Attributes that say something of the connection are the driver's.
+    """A connection of an asynchronous driver. Attributes that say something of the connection are the driver's.
 
     Attributes:
         inner: the driver's.

@@ -30,13 +30,12 @@ from txmq.errors import RolledBackError, TransactionError, TransactionTimeoutErr
 from txmq.runtime.call_limits import CallLimit
 from txmq.xa.database.dbapi import is_error, is_integrity_error, run, text
 from txmq.xa.database.dialects import Dialect, code_of, waiting_shortly
-from txmq.xa.database.guarded_connection import NO_ANSWER, Guard, guarded
+from txmq.xa.database.guarded_connection import NO_ANSWER, WAIT_S_MIN, Guard, guarded
 from txmq.xa.database.installation import DatabaseSession
 from txmq.xa.database.marker_table import COMMITTED, MarkerTable
 from txmq.xa.database.mysql_server import KEPT_OUT, Statement, commit, discard_results, send
-from txmq.xa.database.resource import WAIT_S_MIN, close_connection
 from txmq.xa.database.sqlite_file import QueuePlace, WriterLease
-from txmq.xa.database.strand_connection import LeftConnectionError, return_lent
+from txmq.xa.database.strand_connection import LeftConnectionError, close_connection, return_lent
 
 if TYPE_CHECKING:
     from txmq.xa.last_resource.resource import LastResource

@@ -41,7 +41,7 @@ from txmq.state_machine import next_step
 from txmq.xa.database import marker_table
 from txmq.xa.database.dbapi import is_integrity_error
 from txmq.xa.database.marker_table import EXPIRED_SIZE, MarkerTable, TokenRow, TokenTable
-from txmq.xa.database.resource import close_connection
+from txmq.xa.database.strand_connection import close_connection
 
 
 def _nothing(_error: BrokerError | None = None) -> None:

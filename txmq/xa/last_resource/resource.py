@@ -25,8 +25,9 @@ from txmq.xa.database.dialects import prepare_for_resolver
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_sweep import FINISHED_MAX
 from txmq.xa.database.mysql_server import sends_packets
-from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource, close_connection
+from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource
 from txmq.xa.database.sqlite_file import QueuePlace, SQLiteWriterQueue, open_existing
+from txmq.xa.database.strand_connection import close_connection
 from txmq.xa.last_resource.branch import Branch
 from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection, Unresolved
 

@@ -3,11 +3,11 @@ more.
 
 Theory of operation. A round asks the broker for the resource's prepared transactions. One is due if its owner has been
 gone for a second or its deadline has passed, both by the broker's clock: waiting is courtesy, the marker table is what
-makes it safe. Due ones are proved by the database (``in_doubt_outcome.prove``), those first that have failed least, and the oldest
-of these; a row that an open transaction holds is waited for by nobody (``_Holders``). Then a fencing token is drawn for
-those that are missing there (``xa/fencing.py``). Then all are reported to the broker at once: a commit may have to wait
-for an earlier one of the same rows, so none is waited for before the rest is sent, and none for long: it stays on its
-way, and the next round goes on with the others. Those that this process itself left
+makes it safe. Due ones are proved by the database (``in_doubt_outcome``), those first that have failed least, and the
+oldest of these; a row that an open transaction holds is waited for by nobody (``_Holders``). Then a fencing token is
+drawn for those that are missing there (``xa/fencing.py``). Then all are reported to the broker at once: a commit may
+have to wait for an earlier one of the same rows, so none is waited for before the rest is sent, and none for long: it
+stays on its way, and the next round goes on with the others. Those that this process itself left
 (``LastResource.unresolved``) are always due.
 
 Committed markers leave as ``marker_sweep`` says; rolled-back ones 24 h after their deadline.

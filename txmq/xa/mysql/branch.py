@@ -49,8 +49,7 @@ from txmq.xa.database.mysql_server import (
     execute,
     send,
 )
-from txmq.xa.database.resource import close_connection
-from txmq.xa.database.strand_connection import ThreadConnection, of_driver, return_lent
+from txmq.xa.database.strand_connection import ThreadConnection, close_connection, of_driver, return_lent
 from txmq.xa.two_phase.resource_ports import Bqual, PrepareUnknownError, encode_bqual
 from txmq.xid import FORMAT_ID, Xid, xid_sql
 

@@ -31,7 +31,7 @@ from txmq.runtime.logging import get_logger
 from txmq.runtime.ports import Clock, Random
 from txmq.xa.database.dbapi import limit_of, run
 from txmq.xa.database.dialects import code_of, prepare_for_resolver
-from txmq.xa.database.guarded_connection import NO_ANSWER
+from txmq.xa.database.guarded_connection import NO_ANSWER, WAIT_S_MIN
 from txmq.xa.database.installation import DatabaseSession, Demands
 from txmq.xa.database.marker_table import TokenRow, TokenTable
 from txmq.xa.database.mysql_server import (
@@ -48,8 +48,8 @@ from txmq.xa.database.mysql_server import (
     why_no_xa,
     xa,
 )
-from txmq.xa.database.resource import OPEN_S_MAX, WAIT_S_MIN, DatabaseResource, close_connection
-from txmq.xa.database.strand_connection import of_driver
+from txmq.xa.database.resource import OPEN_S_MAX, DatabaseResource
+from txmq.xa.database.strand_connection import close_connection, of_driver
 from txmq.xa.mysql.branch import MySQLBranch
 from txmq.xa.two_phase.resource_ports import Ended, ListedXid, UsedXAConnection, listed_xid
 from txmq.xid import TxId, Xid

@@ -20,8 +20,9 @@ from txmq.protocol.requests import Request
 from txmq.protocol.transaction_bodies import parse_parts
 from txmq.runtime import net
 from txmq.spark.sink import queries, task
+from txmq.spark.sink.digest import Attempt
 from txmq.spark.sink.options import SinkOptions, parse_options
-from txmq.spark.sink.queries import Attempt, Opened
+from txmq.spark.sink.queries import Opened
 from txmq.spark.sink.task import Written
 
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from txmq.errors import TransactionConflictError
-from txmq.spark.sink.digest import OTHER_ROWS, Digest, check_repeat, refuse_older
-from txmq.spark.sink.queries import Attempt
+from txmq.spark.sink.digest import OTHER_ROWS, Attempt, Digest, check_repeat, refuse_older
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
