@@ -7,6 +7,8 @@ Invariants
     * A step is written the same way by whoever writes it, so a changed answer is a changed line.
     * What differs by clock or chance has a name: ``<tx:1.2>``, ``<now+500>``, ``<home>``, ``<uuid:name>``; any other
       32 hex digits are ``<hex:1>``, ``<hex:2>``, in the order of their first sight.
+    * Where there are several homes each connection is to the home by which its name begins, and an id of a transaction
+      names the home that issued it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,23 +26,36 @@ import pytest
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch, part
 from tools.simulated.clock import START_MS
+from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.commit.pipeline import APPLY_RETRY_S
 from txmq.log import records
 from txmq.model import Message
 from txmq.protocol.grammar import VERBS
-from txmq.protocol.transaction_bodies import DueHalf, encode_branch, split_halves
+from txmq.protocol.grants import OPERATIONS
+from txmq.protocol.scram import ScramAttempt, peer_name, peer_password
+from txmq.protocol.transaction_bodies import DueHalf, encode_branch, parse_parts, split_halves
+from txmq.redo import entries, inspect
 
-from .group_support import pass_time
-from .support import node, restarted, stated
+from .support import stated
+from .transcript_worlds import Alone, Homes, Registered
+from .verbs.access.access_support import keys
 
 WIDTH = 120
 GENERATIONS_NAMED = 10  # handed out since a start, which counts on from its time in ms
 EITHER_WAY = "restart either way"
+EVERY = [
+    f"{may}:{kind}:{name}"
+    for kind, name in (("topic", "a"), ("group", "g"), ("resource", "<uuid:1>"))
+    for may in OPERATIONS[kind]
+]
+SHARES = ("sessions", "unsettled", "streams", "payload_bytes", "sequences")
+BINDING = bytes(range(32))  # of the broker's certificate
 BRANCH = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
 _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'(?:\*\d+)?|\{[^}]*\}|\[[^\]]*\]|\S+")
-_REQUEST = re.compile(r"(\w*)(>>?) (.*)")
+_REQUEST = re.compile(r"([\w.]*)(>{1,3}) (.*)")
 _PART = re.compile(r"(\S+)/(\d+)((?: \w+=\S+)*):(.*)")
 _TIME = re.compile(r"(?<!\d)1[67]\d{11}(?!\d)")
+_TXID = re.compile(r"([0-9a-f]{16}-[0-9a-f]{16})-([0-9a-f]+)-([0-9a-f]+)")
 _HEX = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 
@@ -122,7 +137,8 @@ class _Stage:
     def __init__(self, after_checkpoint: bool, file: list[Scenario], limits: pytest.MonkeyPatch) -> None:
         self._after_checkpoint, self._file, self._limits = after_checkpoint, file, limits
         self._settings: dict[str, object] = {}
-        self._node: Node | None = None
+        self._made: Alone | None = None
+        self._at = ""
         self._is_first_life = True
         self._named: dict[str, Client] = {}
         self._connections: list[tuple[str, Client]] = []
@@ -130,12 +146,37 @@ class _Stage:
         self._asked: dict[tuple[int, bytes], tuple[str, list[str]]] = {}  # what an answer is for, what of it is shown
         self._streamed: dict[str, list[bytes]] = {}
         self._hexes: list[str] = []
+        self._is_brief = False  # of refusals only code and name are shown
+        self._unsent: dict[int, bytes] = {}  # what goes together with the connection's next request
+        self._journaled: dict[str, int] = {}  # how many entries were shown, by home
+
+    @property
+    def world(self) -> Alone:
+        """The brokers; one, unless the scenario began with others."""
+        if self._made is None:
+            self._made = Alone(self._settings)
+        return self._made
+
+    @property
+    def registered(self) -> Registered:
+        """The same, of a scenario that began with ``registry``."""
+        assert isinstance(self.world, Registered)
+        return self.world
+
+    @property
+    def homes(self) -> list[str]:
+        """The names of the homes that a step is about."""
+        return [self._at] if self._at else [*self.world.nodes]
 
     @property
     def node(self) -> Node:
-        if self._node is None:
-            self._node = node(**self._settings)
-        return self._node
+        """The first of these."""
+        return self.world.nodes[self.homes[0]]
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All of these."""
+        return [self.world.nodes[home] for home in self.homes]
 
     def do(self, text: str) -> list[str]:
         """One step; the lines that it brings."""
@@ -143,15 +184,48 @@ class _Stage:
         if request is not None:
             return self._request(*request.groups())
         name, _, words = text.partition(" ")
+        if name == "each":
+            return self._each(*words.split(" do ", 1))
+        if name == "at":
+            self._at, _, text = words.partition(" ")
+            try:
+                return self.do(text)
+            finally:
+                self._at = ""
         command: Callable[..., list[str] | None] | None = getattr(self, f"_do_{name}", None)
         if command is None:
             raise ValueError(f"no step is called {name!r}: transcripts/README.md lists them")
         return [*(command(*words.split()) or ()), *self._arrivals()]
 
+    def _each(self, values: str, text: str, place: str = "$") -> list[str]:
+        """The step with each of the values in its place; what came of it once, if that is the same for all."""
+        values, _, others = values.partition(" with ")
+        listed = values.split(" | ") if " | " in values else values.split()
+        steps = [(value, text.replace(place, value)) for value in listed]
+        came = [(value, self._each(others, step, "%") if others else self.do(step)) for value, step in steps]
+        likened = [[_likened(line, value, place) for line in lines] for value, lines in came]
+        for same in ([lines for _, lines in came], likened):
+            if all(lines == same[0] for lines in same):
+                return same[0]
+        return [f"{value}: {line}" for value, lines in came for line in lines]
+
     # --- commands ---
 
+    def _do_brief(self, *no: str) -> None:
+        self._is_brief = not no
+
     def _do_settings(self, *words: str) -> None:
-        self._settings = {name: ast.literal_eval(value) for name, value in (word.split("=") for word in words)}
+        changes = {name: ast.literal_eval(value) for name, value in map(_pair, words)}
+        self._settings |= changes
+        for made in self.nodes if self._made is not None else ():
+            for name, value in changes.items():
+                object.__setattr__(made.settings, name, value)
+
+    def _do_homes(self, *names: str) -> None:
+        self._made = Homes(names, self._settings)
+
+    def _do_registry(self, *names: str) -> None:
+        self._made = Registered(names, self._settings)
 
     def _do_limit(self, *words: str) -> None:
         for name, value in map(_pair, words):
@@ -177,22 +251,27 @@ class _Stage:
 
     def _do_disconnect(self, name: str = "") -> None:
         client = self._named.pop(name)
-        self._connections.remove((name, client))
         client.disconnect()
+        self._closed.append(client)
 
     def _do_advance(self, time: str) -> None:
-        self.node.clock.advance(_ms(time) / 1000)
-        self.node.core.tick(self.node.clock.now_ms())
-        self.node.pump()
+        for each in self.nodes:
+            each.clock.advance(_ms(time) / 1000)
+            each.core.tick(each.clock.now_ms())
+        self.world.pump()
+
+    def _do_freeze(self, time: str) -> None:
+        for each in self.nodes:
+            each.clock.advance(_ms(time) / 1000)
 
     def _do_pass(self, time: str) -> None:
-        pass_time(self.node, _ms(time) / 1000)
+        self.world.pass_time(_ms(time) / 1000)
 
     def _do_jump(self, time: str) -> None:
         self.node.clock.jump(_ms(time))
 
     def _do_pump(self) -> None:
-        self.node.pump()
+        self.world.pump()
 
     def _do_flush(self) -> None:
         self.node.flush()
@@ -200,8 +279,11 @@ class _Stage:
     def _do_checkpoint(self) -> None:
         self.node.checkpoint()
 
-    def _do_hold(self, _checkpoint: str) -> None:
-        self.node.hold_checkpoint()
+    def _do_hold(self, what: str) -> None:
+        if what == "asks":
+            self.registered.is_holding = True
+        else:
+            self.node.hold_checkpoint()
 
     def _do_let(self, _go: str) -> None:
         self.node.let_go()
@@ -212,56 +294,198 @@ class _Stage:
     def _do_retire(self) -> None:
         self.node.retire()
 
-    def _do_restart(self, *either_way: str) -> None:
-        if either_way and self._after_checkpoint:
-            self.node.checkpoint()
-        elif either_way:
-            self.node.clock.advance(APPLY_RETRY_S)  # what a checkpoint takes: times are the same either way
-        self._node, self._is_first_life = restarted(self.node), False
-        self._named, self._connections = {}, []
+    def _do_restart(self, *words: str) -> None:
+        for home, each in zip(self.homes, self.nodes, strict=True):
+            if words == ("either", "way") and self._after_checkpoint:
+                each.checkpoint()
+            elif words == ("either", "way"):
+                each.clock.advance(APPLY_RETRY_S)  # what a checkpoint takes: times are the same either way
+            self._connections = [pair for pair in self._connections if pair[1].node is not each]
+            self._named = {name: client for name, client in self._named.items() if client.node is not each}
+            self.world.restart(home, is_led=words != ("waiting",))
+        self._is_first_life = False
+
+    # --- users ---
+
+    def _do_users(self, *words: str) -> None:
+        fields = dict(_pair(word) for word in words if "=" in word)
+        if isinstance(self.world, Homes):
+            self.world.hear_of_users(self.homes, fields)
+        else:
+            self.world.add_users(words)
+
+    def _do_grants(self, user: str, *grants: str) -> None:
+        words = [word for grant in grants for word in (EVERY if grant == "every" else [grant])]
+        fields = [tuple(self._resolve(word, self.node).split(":")) for word in words]
+        for each in self.nodes:
+            each.context.group.add_entry(entries.json_entry(entries.GRANTED, {"user": user, "grants": fields}))
+            each.state.principals.fold(entries.GRANTED, {"user": user, "grants": fields})
+        self.world.pump()
+
+    def _do_tls(self, name: str, *certificate: str) -> None:
+        client = self._named.get(name) or self._connect(name)
+        client.client.binding = BINDING
+        client.client.certificates, client.client.certificate = frozenset(certificate), " ".join(certificate)
+
+    def _do_intercept(self, name: str) -> None:
+        self._named[name].client.binding = BINDING[::-1]
+
+    def _do_login(self, name: str, user: str, password: str = "pencil") -> list[str]:
+        client = self._named.get(name) or self._connect(name)
+        attempt = ScramAttempt(user, password, "nonce", None if client.client.binding is None else BINDING)
+        return self._log_in(name, client, attempt)
+
+    def _do_peer(self, name: str, asking: str) -> list[str]:
+        client = self._named.get(name) or self._connect(name)
+        home, secret = self.world.nodes[asking].state.home, self.world.nodes[asking].state.principals.between_brokers
+        password = peer_password(secret, home, client.node.state.home)
+        return self._log_in(name, client, ScramAttempt(peer_name(home), password, "nonce"))
+
+    def _log_in(self, name: str, client: Client, attempt: ScramAttempt) -> list[str]:
+        """Both messages of a login; ``200`` if the broker has proved that it knows the password, too."""
+        answer = self._say(name, client, attempt.first())
+        if answer is not None and answer.code == 200:
+            answer = self._say(name, client, attempt.final(answer.body.removesuffix(b"\n")))
+            if answer is not None and answer.code == 200:
+                attempt.verify(answer.body.removesuffix(b"\n"))
+                return ["200"]
+        return ["(waits)" if answer is None else f"{answer.code} {answer.text.rstrip()}"]
+
+    def _say(self, name: str, client: Client, message: bytes) -> Answer | None:
+        opaque = client.send("auth", "scram-sha-256", body=message)
+        self._asked[id(client), opaque] = f"{name}: login", []
+        self.world.pump()
+        return client.received.pop(opaque, None)
+
+    # --- the registry ---
+
+    def _do_lead(self) -> None:
+        for home in self.homes:
+            self.registered.lead(home)
+
+    def _do_refresh(self) -> None:
+        self.registered.refresh(self.homes)
+
+    def _do_perform(self, place: str) -> None:
+        self.registered.perform(int(place))
+
+    def _do_fail(self, place: str) -> None:
+        self.registered.fail(int(place))
+
+    def _do_answer(self, place: str = "") -> None:
+        if place:
+            self.registered.answer(int(place))
+        else:
+            self.registered.answer_all()
+
+    def _do_link(self, state: str) -> None:
+        self.node.core.registry_state(RegistryState(state))
 
     def _do_disk(self, state: str) -> None:
         self.node.context.disk_full = state == "full"
 
     def _do_show(self, *places: str) -> list[str]:
-        if places == ("sessions",):
-            return [self._named_text(" ".join(map(str, sorted(self.node.state.sessions)))) or "none"]
-        if places == ("alarms",):
-            return [self._named_text(_plain(alarm)) for alarm in self.node.context.alarms] or ["none"]
-        return [" ".join(f"[{self._seen(*place.split('/'))}]" for place in places)]
+        shown = getattr(self, f"_show_{places[0]}", None)
+        if shown is not None:
+            return [self._named_text(line, self.node) for line in shown(*places[1:])] or ["none"]
+        return [" ".join(f"[{self._seen(place)}]" for place in places)]
+
+    def _show_sessions(self) -> list[str]:
+        return [" ".join(map(str, sorted(self.node.state.sessions)))] if self.node.state.sessions else []
+
+    def _show_alarms(self) -> list[str]:
+        return [_plain(alarm) for alarm in self.node.context.alarms]
+
+    def _show_audit(self, *words: str) -> list[str]:
+        """Lines of these events since the last time, and these of their fields."""
+        cut = words.index("|") if "|" in words else len(words)
+        events, fields = [word.replace("_", " ") for word in words[:cut]], words[cut + 1 :]
+        context = self.node.context
+        lines, context.audited = context.audited, []
+        return [
+            " ".join([line["event"], *(f"{key}={value}" for key, value in line.items() if _is_shown(key, fields))])
+            for line in lines
+            if not events or line["event"] in events
+        ]
+
+    def _show_journal(self) -> list[str]:
+        """The kinds of entries since the last time."""
+        dumped = inspect.dump(self.node.disk)
+        kinds = [entries.NAMES[kind] for record in dumped for kind, _, _ in entries.split(record.payload)]
+        begun = self._journaled.get(self.homes[0], 0)
+        self._journaled[self.homes[0]] = len(kinds)
+        return [" ".join(kinds[begun:])] if kinds[begun:] else []
+
+    def _show_shares(self) -> list[str]:
+        """What each user has."""
+        principals = self.node.state.principals
+        found = {name: getattr(principals, name) for name in SHARES}
+        for (kind, user), size in principals.made_sizes.items():
+            found.setdefault(f"made {kind}", {})[user] = size
+        rows = [f"{name} {_counts(counts)}" for name, counts in found.items() if counts]
+        return ["; ".join(rows)] if rows else []
+
+    def _show_asks(self) -> list[str]:
+        return [
+            f"{number} {home}: {type(ask).__name__}" for number, (home, _, ask) in enumerate(self.registered.held, 1)
+        ]
+
+    def _show_registry(self) -> list[str]:
+        """Topics and those that were deleted, with the homes that have to drop them."""
+        found = self.registered.brokers[self.homes[0]].registry.topics()
+        topics = [(one.topic.config.name, one.topic.topic_id, one.homes) for one in found.topics]
+        deleted = [(f"deleted {one.name}", one.topic_id, one.homes) for one in found.deleted]
+        return [f"{name} id={number} {self._homes_named(homes)}" for name, number, homes in topics + deleted]
+
+    def _homes_named(self, homes: Sequence[int]) -> str:
+        names = {each.state.home: name for name, each in self.world.nodes.items()}
+        return ",".join(names[home] for home in homes)
+
+    def _show_anchors(self, *queries: str) -> list[str]:
+        found = self.registered.brokers[self.homes[0]].registry.anchors("query", list(queries))
+        return [f"{name} {self._homes_named([home])}" for name, home in found.items() if home is not None]
 
     # --- requests ---
 
-    def _connect(self, name: str) -> Client:
-        made = self._named[name] = self.node.connect()
+    def _connect(self, text: str) -> Client:
+        """A connection; ``name@user`` is a user's, ``@user`` that of the same name."""
+        name, _, user = text.partition("@")
+        name = name or user
+        home = self.world.nodes.get(name.partition(".")[0], self.node)
+        made = self._named[name] = home.connect()
+        made.client.user = user
         self._connections.append((name, made))
         return made
 
     def _request(self, name: str, arrow: str, text: str) -> list[str]:
-        if not name and name not in self._named and self._is_first_life:
+        if not name and name not in self._named and self._is_first_life and not self.world.has_names:
             self._do_session()
         client = self._named.get(name) or self._connect(name)
         tokens = _TOKEN.findall(text)
         cut = tokens.index("|") if "|" in tokens else len(tokens)
         verb, opaque = VERBS.get(tokens[0].encode()), b"n%d" % (len(self._asked) + 1)
-        words, body = self._written(tokens[:cut])
+        words, body = self._written(tokens[:cut], client.node)
         if body or (verb is not None and verb.has_body):
             words.append(str(len(body)))
-        client.send_bytes(" ".join(words).encode() + b" " + opaque + b"\r\n" + body)
+        self._unsent[id(client)] = self._unsent.get(id(client), b"") + f"{' '.join(words)} ".encode()
+        self._unsent[id(client)] += opaque + b"\r\n" + body
         shown = " ".join(tokens[: min(cut, 1 + (len(verb.arguments) if verb else 0))])
         self._asked[id(client), opaque] = (f"{name}: {shown}" if name else shown), tokens[cut + 1 :]
+        if arrow == ">>>":
+            return []
+        client.send_bytes(self._unsent.pop(id(client)))
         if arrow == ">>":
             return self._arrivals()
-        self.node.pump()
+        self.world.pump()
         answer = client.received.pop(opaque, None)
-        own = "(waits)" if answer is None else self._told(answer, id(client), opaque)
+        own = "(waits)" if answer is None else self._told(answer, client, opaque)
         return [own, *self._arrivals()]
 
-    def _written(self, tokens: list[str]) -> tuple[list[str], bytes]:
+    def _written(self, tokens: list[str], home: Node) -> tuple[list[str], bytes]:
         """The words of a request, and its body."""
-        contents = {token: self._content(token) for token in tokens if token[0] in "'{["}
+        contents = {token: self._content(token, home) for token in tokens if token[0] in "'{["}
         rows = next((content for token, content in contents.items() if token[0] == "'"), b"")
-        words = [word for token in tokens if token not in contents for word in self._resolve(token).split()]
+        words = [word for token in tokens if token not in contents for word in self._resolve(token, home).split()]
         words = [f"offsets={len(rows)}" if word == "offsets=*" else word for word in words]
         body = b"".join(contents[token] for token in tokens if token in contents)
         for word in words:
@@ -273,18 +497,18 @@ class _Stage:
         found = []
         for name, client in self._connections:
             for opaque in list(client.received):
-                told = self._told(client.received.pop(opaque), id(client), opaque)
+                told = self._told(client.received.pop(opaque), client, opaque)
                 found.append(f"{self._asked[id(client), opaque][0]}: {told}")
             if client.client.closing and client not in self._closed:
                 found.append(f"{name}: closed".removeprefix(": "))
                 self._closed.append(client)
         return found
 
-    def _content(self, token: str) -> bytes:
+    def _content(self, token: str, home: Node) -> bytes:
         if token[0] == "'":
             quoted, _, times = token.rpartition("'")
-            return self._resolve(ast.literal_eval(quoted + "'")).encode("latin-1") * int(times[1:] or "1")
-        inner = self._resolve(token[1:-1])
+            return self._resolve(ast.literal_eval(quoted + "'"), home).encode("latin-1") * int(times[1:] or "1")
+        inner = self._resolve(token[1:-1], home)
         if token[0] == "[":
             resource, uuid, *changes = inner.split()
             return encode_branch(resource, uuid, BRANCH | {k: json.loads(v) for k, v in map(_pair, changes)})
@@ -297,36 +521,46 @@ class _Stage:
 
     # --- names ---
 
-    def _resolve(self, text: str) -> str:
+    def _resolve(self, text: str, home: Node) -> str:
         text = text.replace("<db>", "resource=db uuid=<uuid:1> table=t")
-        text = re.sub(r"<streamed:([\d.]+)>", lambda found: self._streamed_words(self._txid(found[1])), text)
-        text = re.sub(r"<tx:([\d.]+)>", lambda found: self._txid(found[1]), text)
+        text = re.sub(r"<streamed:([\w.]+)>", lambda found: self._streamed_words(self._txid(found[1])), text)
+        text = re.sub(r"<tx:([\w.]+)>", lambda found: self._txid(found[1]), text)
         text = re.sub(r"<uuid:(\w+)>", lambda found: found[1].encode().hex().rjust(32, "0"), text)
         text = re.sub(r"<hex:(\d+)>", lambda found: self._hexes[int(found[1]) - 1], text)
-        text = re.sub(r"<session:([\w.]+)>", lambda found: self.node.wish(found[1]), text)
-        floor = self.node.state.saved.generation_floor
+        text = re.sub(r"<session:([\w.]+)>", lambda found: home.wish(found[1]), text)
+        text = re.sub(r"<password:(\w+)>", r'{"keys": <keys:\1>, "certificate": null}', text)
+        text = re.sub(r"<keys:(\w+)>", lambda found: json.dumps(keys(found[1])), text)
+        floor = home.state.saved.generation_floor
         text = re.sub(r"<generation\+(\d+)>", lambda found: str(floor + int(found[1])), text)
-        now = self.node.clock.now_ms()
+        now = home.clock.now_ms()
         text = re.sub(r"<now([+-]\d+)?>", lambda found: str(now + int(found[1] or "0")), text)
-        identity = self.node.recovered.identity
+        for name, each in self.world.nodes.items():
+            text = text.replace(f"<home:{name}>", f"{each.context.identity.node:016x}")
+        identity = home.context.identity
         return text.replace("<cluster>", f"{identity.cluster:016x}").replace("<home>", f"{identity.node:016x}")
 
     def _txid(self, name: str) -> str:
-        session, counter = map(int, name.split("."))
-        return self.node.txid(session, counter)
+        *home, session, counter = name.split(".")
+        node = self.world.nodes[home[0]] if home else self.node
+        return node.txid(int(session), int(counter))
 
     def _streamed_words(self, txid: str) -> str:
         return " ".join(f"{name}={number}" for name, number in stated(self._streamed[txid]).items())
 
-    def _named_text(self, text: str) -> str:
-        identity = self.node.recovered.identity
-        place = f"{identity.cluster:016x}-{identity.node:016x}"
-        text = re.sub(
-            place + r"-([0-9a-f]+)-([0-9a-f]+)", lambda found: f"<tx:{int(found[1], 16)}.{int(found[2], 16)}>", text
-        )
-        text = _HEX.sub(lambda found: self._hex_name(found[0]), text)
-        text = text.replace(place[:16], "<cluster>").replace(place[17:], "<home>")
-        return _TIME.sub(lambda found: self._time_name(int(found[0])), text)
+    def _named_text(self, text: str, node: Node) -> str:
+        identities = {name: each.context.identity for name, each in self.world.nodes.items()}
+        places = {f"{known.cluster:016x}-{known.node:016x}": name for name, known in identities.items()}
+
+        def named(found: re.Match[str]) -> str:
+            home = places.get(found[1])
+            if home is None:
+                return found[0]
+            return f"<tx:{f'{home}.' if home else ''}{int(found[2], 16)}.{int(found[3], 16)}>"
+
+        text = _HEX.sub(lambda found: self._hex_name(found[0]), _TXID.sub(named, text))
+        for place, home in places.items():
+            text = text.replace(place[:16], "<cluster>").replace(place[17:], f"<home:{home}>" if home else "<home>")
+        return _TIME.sub(lambda found: self._time_name(int(found[0]), node), text)
 
     def _hex_name(self, word: str) -> str:
         uuid = bytes.fromhex(word).lstrip(b"\0")
@@ -336,50 +570,72 @@ class _Stage:
             self._hexes.append(word)
         return f"<hex:{self._hexes.index(word) + 1}>"
 
-    def _time_name(self, time_ms: int) -> str:
-        count = time_ms - self.node.state.saved.generation_floor
+    def _time_name(self, time_ms: int, node: Node) -> str:
+        count = time_ms - node.state.saved.generation_floor
         if 1 <= count < GENERATIONS_NAMED:
             return f"<generation+{count}>"
-        late_ms = time_ms - self.node.clock.now_ms()
+        late_ms = time_ms - node.clock.now_ms()
         return f"<now{late_ms:+}>" if late_ms else "<now>"
 
     # --- what is shown ---
 
-    def _told(self, answer: Answer, client: int, opaque: bytes) -> str:
-        asked, shown = self._asked[client, opaque]
+    def _told(self, answer: Answer, client: Client, opaque: bytes) -> str:
+        asked, shown = self._asked[id(client), opaque]
         if answer.code == 200 and re.search(r"(^|: )get ", asked):
-            return f"value {self._values(answer.body)}".rstrip()
+            return f"value {self._values(answer.body, client.node)}".rstrip()
         if answer.code == 200 and re.search(r"(^|: )checks ", asked):
-            halves = [self._half(half) for half in split_halves(answer.body)]
-            return self._named_text(" ".join(["200", *halves]))
+            halves = [self._half(half, client.node) for half in split_halves(answer.body)]
+            return self._named_text(" ".join(["200", *halves]), client.node)
+        if answer.code == 200 and re.search(r"(^|: )parts ", asked):
+            parts = [(one.topic, one.partition, one.batch) for one in parse_parts(answer.body)]
+            return f"200 {self._parts(parts, client.node)}"
+        if self._is_brief and answer.error:
+            return f"{answer.code} {answer.error}"
         text = answer.text.rstrip("\n")
         if shown and answer.code == 200:
             text = _chosen(text, shown)
-        return self._named_text(f"{answer.code} {' / '.join(text.splitlines())}".rstrip())
+        return self._named_text(f"{answer.code} {' / '.join(text.splitlines())}".rstrip(), client.node)
 
-    def _seen(self, topic: str, number: str) -> str:
-        partition = self.node.partition(topic, int(number))
-        return " ".join(self._message(message) for message in self.node.messages(partition))
+    def _seen(self, place: str) -> str:
+        home, _, path = place.rpartition(":")
+        node = self.world.nodes[home] if home else self.node
+        topic, number = path.split("/")
+        partition = node.partition(topic, int(number))
+        return " ".join(self._message(message, node) for message in node.messages(partition))
 
-    def _values(self, batches: bytes | bytearray) -> str:
+    def _values(self, batches: bytes | bytearray, node: Node) -> str:
         found = []
         for raw in records.decode_raw(batches, "-", 0):
             found.append(f"@{raw.base_offset}")
-            found += [self._message(message) for message in records.decode_batch(raw, "-", 0)]
+            found += [self._message(message, node) for message in records.decode_batch(raw, "-", 0)]
         return " ".join(found)
 
-    def _half(self, half: DueHalf) -> str:
-        parts = [f"{{{topic}/{number}: {self._values(content)}}}" for topic, number, content in half.parts]
-        return " ".join([half.txid, f"attempt {half.attempt} age {half.age_ms}", *parts])
+    def _half(self, half: DueHalf, node: Node) -> str:
+        return f"{half.txid} attempt {half.attempt} age {half.age_ms} {self._parts(half.parts, node)}"
 
-    def _message(self, message: Message) -> str:
+    def _parts(self, parts: Iterable[tuple[str, int, bytearray]], node: Node) -> str:
+        return " ".join(f"{{{topic}/{number}: {self._values(content, node)}}}" for topic, number, content in parts)
+
+    def _message(self, message: Message, node: Node) -> str:
         value = (message.value or b"").decode("latin-1")
         if value.strip("\0") == "" and value:
             value = f"*{len(value)}"
         notes = [] if message.key == b"k" else [f"key={message.key.decode()}" if message.key is not None else "no key"]
         if message.timestamp_ms != START_MS:
-            notes.append(f"time={self._time_name(message.timestamp_ms)}")
+            notes.append(f"time={self._time_name(message.timestamp_ms, node)}")
         return value + (f"({', '.join(notes)})" if notes else "")
+
+
+def _is_shown(field: str, wanted: Sequence[str]) -> bool:
+    return field in wanted if wanted else field not in {"event", "address", "connection", "client"}
+
+
+def _likened(line: str, value: str, place: str) -> str:
+    return re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", place, line)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={count}" for name, count in sorted(counts.items()))
 
 
 def _pair(word: str) -> tuple[str, str]:

@@ -25,12 +25,15 @@ CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 class Broker:
     """A broker with a registry. ``incarnation`` counts the starts."""
 
-    def __init__(self, registry: Registry, home: int, disk: SimDisk | None = None, incarnation: int = 1) -> None:
-        self.registry, self.home, self.incarnation = registry, home, incarnation
+    def __init__(
+        self, registry: Registry, home: int, disk: SimDisk | None = None, incarnation: int = 1, *,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        self.registry, self.home, self.incarnation, self.changes = registry, home, incarnation, settings or {}
         self.view = ClusterView("zk://h1:2181/prod")
         disk = disk if disk is not None else directory(CLUSTER, home)
-        settings = small_settings(broker_name=f"broker-{home:x}")
-        self.node = Node(disk, settings, incarnation=f"{incarnation:032x}", cluster=self.view)
+        small = small_settings(broker_name=f"broker-{home:x}", **self.changes)
+        self.node = Node(disk, small, incarnation=f"{incarnation:032x}", cluster=self.view)
         self.leadership: Leadership
         self.client: Client = self.node.connect()
 
@@ -92,7 +95,8 @@ class Broker:
 
     def again(self, disk: SimDisk | None = None) -> Broker:
         """The next life of the process, which was killed; it does not lead yet."""
-        return Broker(self.registry, self.home, disk or self.node.kill(), self.incarnation + 1)
+        disk = disk or self.node.kill()
+        return Broker(self.registry, self.home, disk, self.incarnation + 1, settings=self.changes)
 
     def ask(self, verb: str, *words: str | int, body: bytes | None = None, **extensions: str | int) -> tuple[int, str]:
         """Ask over the one connection, and let the registry's worker work."""

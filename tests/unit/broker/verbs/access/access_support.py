@@ -10,7 +10,7 @@ from typing import Any
 from tools.images.node import Answer, Client, Node
 from txmq.protocol.scram import SALT_SIZE, keys_of
 
-from ...support import node, restarted
+from ...support import restarted
 
 
 @cache
@@ -32,19 +32,9 @@ def add(client: Client, name: str, *, action: str = "add", **changes: Any) -> An
     return client.ask("user", action, name, body=json.dumps(body).encode())
 
 
-def told(answer: Answer) -> Any:
-    """The rows of an answer."""
-    assert answer.code == 200, answer
-    (rows,) = json.loads(answer.body).values()
-    return rows
-
-
 def lives(made: Node) -> Iterator[Node]:
     """Two later lives of a broker that was killed: from the journal alone, and from a checkpoint."""
     from_journal = restarted(made)
     yield from_journal
     from_journal.checkpoint()
     yield restarted(from_journal)
-
-
-__all__ = ["add", "keys", "lives", "node", "operator", "told"]

@@ -16,8 +16,7 @@ from txmq.broker.verbs.access.required_grants import ACTS, RULES
 from txmq.protocol.grants import ALL, Grant
 from txmq.redo import entries
 
-from ...homes_support import add_users, as_peer, commit, listed, logged_in, prepare_branch, two_homes
-from ...support import values
+from ...homes_support import add_users, as_peer, commit, logged_in, prepare_branch, two_homes
 
 UUID = "d" * 32
 
@@ -55,108 +54,6 @@ def made() -> World:
 def allow(world: World, *grants: Grant) -> None:
     """Give the shop these grants at the home that decides."""
     world.here.state.principals.fold(entries.GRANTED, {"user": "shop", "grants": grants})
-
-
-def deadline(world: World, seconds: float = 2) -> int:
-    return world.there.clock.now_ms() + int(seconds * 1000)
-
-
-# --- attacks ---------------------------------------------------------------------------------------------------------
-
-
-def test_stranger_rolls_back_nothing_of_a_living_owner() -> None:
-    """The deadline of a stranger's branch made the owner's home fence it, the next thousand as well."""
-    world = made()
-    assert world.shop.ask("put", "a", 0, extensions={"tx": world.txid(1)}, body=batch(b"open")).code == 200
-    for counter in (1, 2, 1000):
-        of = {"deadline": deadline(world)}
-        assert (
-            prepare_branch(world.mallory, world.branch(counter), world.txid(counter), ("b", 0, b"m"), **of).code == 200
-        )
-    world.cluster.later(10)
-    for counter, content in ((2, b"next"), (1000, b"later")):
-        answer = commit(world.shop, world.txid(counter), ("a", 0, content))
-        assert answer.code == 200, (counter, answer)
-    assert world.shop.ask("rollback", world.txid(1)).code == 200
-    assert values(world.here) == [b"next", b"later"]
-    assert not [line for line in world.here.context.audited if line["event"] == "fenced"]
-
-
-def test_stranger_rolls_back_nothing_of_an_absent_owner() -> None:
-    world = made()
-    txid = world.txid()
-    assert prepare_branch(world.mallory, world.branch(), txid, ("b", 0, b"m")).code == 200
-    session = world.shop.client.session
-    world.shop.disconnect()
-    world.cluster.later(10)
-    again = world.here.connect()
-    again.client.user = "shop"
-    assert session is not None
-    assert again.hello(f"{session.number:x}.{session.epoch}").code == 200
-    assert commit(again, txid, ("a", 0, b"after all")).code == 200
-    assert values(world.here) == [b"after all"]
-
-
-def test_strangers_branch_is_in_doubt_until_its_user_ends_it() -> None:
-    world = made()
-    prepare_branch(world.mallory, world.branch(), world.txid(), ("b", 0, b"m"), deadline=deadline(world))
-    world.cluster.later(40)
-    assert commit(world.shop, world.txid(), ("a", 0, b"y")).code == 200
-    world.cluster.later(40)
-    assert [row["of"] for row in listed(logged_in(world.there, "ops"))] == [world.txid()]
-    assert world.here.context.counters.refused <= 10  # it is asked every 30 s, and not for ever
-    assert world.mallory.ask("rollback", world.branch()).code == 200
-    assert listed(logged_in(world.there, "ops")) == []
-
-
-def test_stranger_who_lists_a_branch_reminds_nobody_of_it() -> None:
-    """The other way: a decision lists a branch that somebody prepared for another one."""
-    world = made()
-    owner = logged_in(world.there)
-    branch = _txid(world.there, owner)
-    assert prepare_branch(owner, branch, world.txid(7), ("a", 0, b"x"), deadline=deadline(world, 600)).code == 200
-    stranger = logged_in(world.here, "mallory")
-    answer = commit(stranger, _txid(world.here, stranger), ("b", 0, b"m"), homes=branch)
-    assert answer.code == 200, answer
-    world.cluster.later(10)
-    assert [row["of"] for row in listed(owner)] == [world.txid(7)]
-
-
-def test_branch_of_a_former_user_settles_with_its_decision() -> None:
-    world = made()
-    owner = logged_in(world.there)
-    branch, txid = _txid(world.there, owner), world.txid()
-    assert prepare_branch(owner, branch, txid, ("a", 0, b"x")).code == 200
-    assert commit(world.shop, txid, ("a", 0, b"y"), homes=branch).code == 200
-    add_users(world.here, world.there, version=2, shop=0)
-    add_users(world.here, world.there, version=3, shop=3)
-    world.cluster.later(5)
-    assert values(world.there) == [b"x"]
-    assert not world.here.state.unsettled
-
-
-def test_branch_of_a_former_user_ends_with_its_transaction() -> None:
-    world = made()
-    owner = logged_in(world.there)
-    assert prepare_branch(owner, _txid(world.there, owner), world.txid(), ("a", 0, b"x")).code == 200
-    add_users(world.there, world.here, version=2, shop=0)
-    world.shop.disconnect()
-    world.cluster.later(5)
-    assert not world.there.state.unsettled
-
-
-def test_branch_of_a_former_user_ends_nothing_of_the_next() -> None:
-    """Also while its home has not heard of the change: the name is the same there."""
-    world = made()
-    former = logged_in(world.there)
-    add_users(world.here, version=2, shop=0)
-    add_users(world.here, version=3, shop=3)
-    shop = logged_in(world.here)
-    txid = _txid(world.here, shop)
-    branch = _txid(world.there, former)
-    assert prepare_branch(former, branch, txid, ("a", 0, b"x"), deadline=deadline(world)).code == 200
-    world.cluster.later(5)
-    assert commit(shop, txid, ("a", 0, b"y")).code == 200
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
