@@ -281,7 +281,7 @@ class _Stage:
 
     def _do_hold(self, what: str) -> None:
         if what == "asks":
-            self.registered.is_holding = True
+            self.registered.holding.update(self.homes)
         else:
             self.node.hold_checkpoint()
 
@@ -349,7 +349,9 @@ class _Stage:
             if answer is not None and answer.code == 200:
                 attempt.verify(answer.body.removesuffix(b"\n"))
                 return ["200"]
-        return ["(waits)" if answer is None else f"{answer.code} {answer.text.rstrip()}"]
+        if answer is None:
+            return ["(waits)"]
+        return [f"{answer.code} {answer.error if self._is_brief else answer.text.rstrip()}"]
 
     def _say(self, name: str, client: Client, message: bytes) -> Answer | None:
         opaque = client.send("auth", "scram-sha-256", body=message)

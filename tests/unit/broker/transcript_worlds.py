@@ -21,7 +21,7 @@ from txmq.broker.cluster.registry_asks import Ask, Result, carry_out
 from txmq.errors import RegistryAwayError, TxmqError
 
 from .group_support import pass_time
-from .homes_support import add_users
+from .homes_support import SECRET, add_users
 from .support import node, restarted
 from .verbs.access.access_support import keys, operator
 from .verbs.support import A, B, Broker, zookeeper
@@ -96,19 +96,21 @@ class Homes(Alone):
 
     def hear_of_users(self, homes: Sequence[str], fields: Mapping[str, str]) -> None:
         """See ``homes_support.add_users``."""
-        add_users(*(self.homes[home] for home in homes), **{name: int(value) for name, value in fields.items()})
+        made = {name: int(value) for name, value in fields.items()}
+        version = made.pop("version", 1)
+        add_users(*(self.homes[home] for home in homes), secret=SECRET, version=version, **made)
 
 
 class Registered(Alone):
     """Brokers that share a registry, each of which leads a home.
 
     Attributes:
-        is_holding: what the homes ask is kept, and done when the transcript says so.
+        holding: homes whose asks are kept, and done when the transcript says so.
         held: the asks that are kept, with their homes, in their order.
     """
 
     def __init__(self, names: Sequence[str], settings: Mapping[str, object]) -> None:
-        self.is_holding = False
+        self.holding: set[str] = set()
         self.held: list[tuple[str, Broker, Ask]] = []
         self._results: dict[int, Result] = {}
         ensemble = SimZooKeeper()
@@ -133,15 +135,15 @@ class Registered(Alone):
         for name, broker in self.brokers.items():
             while asks := broker.asks():
                 self.held += [(name, broker, ask) for ask in asks]
-                if not self.is_holding:
-                    self.answer_all()
+                if name not in self.holding:
+                    for _ in asks:
+                        self.answer(len(self.held))
 
     def answer_all(self) -> None:
-        """Everything that is held is done and answered, and what is asked thereupon."""
-        self.is_holding = False
+        """Everything that is held is done and answered, and nothing is held from now on."""
+        self.holding.clear()
         while self.held:
             self.answer(1)
-        self.pump()
 
     def perform(self, place: int) -> None:
         """The registry does it; its answer is under way."""
@@ -165,7 +167,7 @@ class Registered(Alone):
         result = self._results.pop(id(ask))
         if self.brokers[name] is broker:
             broker.node.core.registry_answered(ask.number, result)
-            broker.node.pump()
+        self.pump()
 
     def restart(self, home: str, *, is_led: bool = True) -> None:
         """The process is killed; the next one leads, or waits for the registry."""
