@@ -32,7 +32,7 @@ from txmq.log import records
 from txmq.model import Message
 from txmq.protocol.grammar import VERBS
 from txmq.protocol.grants import OPERATIONS
-from txmq.protocol.scram import ScramAttempt, peer_name, peer_password
+from txmq.protocol.scram import ScramAttempt
 from txmq.protocol.transaction_bodies import DueHalf, encode_branch, parse_parts, split_halves
 from txmq.redo import entries, inspect
 
@@ -211,8 +211,8 @@ class _Stage:
 
     # --- commands ---
 
-    def _do_brief(self, *no: str) -> None:
-        self._is_brief = not no
+    def _do_brief(self) -> None:
+        self._is_brief = True
 
     def _do_settings(self, *words: str) -> None:
         changes = {name: ast.literal_eval(value) for name, value in map(_pair, words)}
@@ -255,14 +255,14 @@ class _Stage:
         self._closed.append(client)
 
     def _do_advance(self, time: str) -> None:
+        self._do_freeze(time)
         for each in self.nodes:
-            each.clock.advance(_ms(time) / 1000)
             each.core.tick(each.clock.now_ms())
         self.world.pump()
 
     def _do_freeze(self, time: str) -> None:
-        for each in self.nodes:
-            each.clock.advance(_ms(time) / 1000)
+        for clock in {id(each.clock): each.clock for each in self.nodes}.values():
+            clock.advance(_ms(time) / 1000)
 
     def _do_pass(self, time: str) -> None:
         self.world.pass_time(_ms(time) / 1000)
@@ -335,12 +335,6 @@ class _Stage:
         attempt = ScramAttempt(user, password, "nonce", None if client.client.binding is None else BINDING)
         return self._log_in(name, client, attempt)
 
-    def _do_peer(self, name: str, asking: str) -> list[str]:
-        client = self._named.get(name) or self._connect(name)
-        home, secret = self.world.nodes[asking].state.home, self.world.nodes[asking].state.principals.between_brokers
-        password = peer_password(secret, home, client.node.state.home)
-        return self._log_in(name, client, ScramAttempt(peer_name(home), password, "nonce"))
-
     def _log_in(self, name: str, client: Client, attempt: ScramAttempt) -> list[str]:
         """Both messages of a login; ``200`` if the broker has proved that it knows the password, too."""
         answer = self._say(name, client, attempt.first())
@@ -368,11 +362,18 @@ class _Stage:
     def _do_refresh(self) -> None:
         self.registered.refresh(self.homes)
 
+    def _do_close(self) -> None:
+        for home in self.homes:
+            self.registered.brokers[home].registry.close()
+
     def _do_perform(self, place: str) -> None:
         self.registered.perform(int(place))
 
     def _do_fail(self, place: str) -> None:
         self.registered.fail(int(place))
+
+    def _do_deliver(self, place: str) -> None:
+        self.registered.deliver(int(place))
 
     def _do_answer(self, place: str = "") -> None:
         if place:

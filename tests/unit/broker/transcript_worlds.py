@@ -66,7 +66,7 @@ class Alone:
 
 
 class Homes(Alone):
-    """Homes of one cluster, each with topics ``a`` and ``b`` of its own. The registry has nothing but queries."""
+    """Homes of one cluster, each with topics ``a`` and ``b`` of its own, and a registry for its queries."""
 
     def __init__(self, names: Sequence[str], settings: Mapping[str, object]) -> None:
         clock = SimClock()
@@ -75,14 +75,14 @@ class Homes(Alone):
         }
         self.nodes = {**self.homes}
         self._cluster = Cluster(*self.homes.values())
-        self._registry = EmbeddedRegistry(CLUSTER, 1)
+        self._registries = {name: EmbeddedRegistry(CLUSTER, home.identity.node) for name, home in self.homes.items()}
 
     def pump(self) -> None:
         """Commit what was sent; the registry answers."""
-        for home in self.homes.values():
+        for name, home in self.homes.items():
             home.pump()
             for ask in home.core.take_registry_asks():
-                home.core.registry_answered(ask.number, carry_out(self._registry, home.identity.node, ask))
+                home.core.registry_answered(ask.number, carry_out(self._registries[name], home.identity.node, ask))
                 home.pump()
 
     def pass_time(self, seconds: float) -> None:
@@ -160,6 +160,11 @@ class Registered(Alone):
 
     def answer(self, place: int) -> None:
         """The answer arrives."""
+        self.deliver(place)
+        self.pump()
+
+    def deliver(self, place: int) -> None:
+        """The answer arrives, and nothing is committed yet."""
         name, broker, ask = self.held[place - 1]
         if id(ask) not in self._results:
             self.perform(place)
@@ -167,7 +172,7 @@ class Registered(Alone):
         result = self._results.pop(id(ask))
         if self.brokers[name] is broker:
             broker.node.core.registry_answered(ask.number, result)
-        self.pump()
+            broker.node.flush()
 
     def restart(self, home: str, *, is_led: bool = True) -> None:
         """The process is killed; the next one leads, or waits for the registry."""
