@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from .transcript import Scenario, play, read, rewrite
+from .transcript import play
+from .transcript_file import Scenario, read, rewrite
 
 FOLDER = Path(__file__).with_name("transcripts")
 IS_REWRITING = bool(os.environ.get("REWRITE_TRANSCRIPTS"))

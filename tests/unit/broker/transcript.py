@@ -4,7 +4,6 @@ language.
 Invariants
     * Each answer that a connection gets is shown at the step after which it came: what is not in the transcript did
       not come.
-    * A step is written the same way by whoever writes it, so a changed answer is a changed line.
     * What differs by clock or chance has a name: ``<tx:1.2>``, ``<now+500>``, ``<home>``, ``<uuid:name>``; any other
       32 hex digits are ``<hex:1>``, ``<hex:2>``, in the order of their first sight.
     * Where there are several homes each connection is to the home by which its name begins, and an id of a transaction
@@ -17,8 +16,6 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,12 +34,11 @@ from txmq.protocol.transaction_bodies import DueHalf, encode_branch, parse_parts
 from txmq.redo import entries, inspect
 
 from .support import stated
+from .transcript_file import Scenario, Step
 from .transcript_worlds import Alone, Homes, Registered
 from .verbs.access.access_support import keys
 
-WIDTH = 120
 GENERATIONS_NAMED = 10  # handed out since a start, which counts on from its time in ms
-EITHER_WAY = "restart either way"
 EVERY = [
     f"{may}:{kind}:{name}"
     for kind, name in (("topic", "a"), ("group", "g"), ("resource", "<uuid:1>"))
@@ -57,70 +53,6 @@ _PART = re.compile(r"(\S+)/(\d+)((?: \w+=\S+)*):(.*)")
 _TIME = re.compile(r"(?<!\d)1[67]\d{11}(?!\d)")
 _TXID = re.compile(r"([0-9a-f]{16}-[0-9a-f]{16})-([0-9a-f]+)-([0-9a-f]+)")
 _HEX = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
-
-
-@dataclass(slots=True)
-class Step:
-    """One line that does something, with the lines that it brings; ``above`` are comments and empty lines."""
-
-    text: str
-    answers: list[str] = field(default_factory=list)
-    above: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """As they stand in the file."""
-        short = f"{self.text} => {self.answers[0]}" if len(self.answers) == 1 else ""
-        if short and len(short) <= WIDTH:
-            return [*self.above, short]
-        return [*self.above, self.text, *(f"  {answer}" for answer in self.answers)]
-
-
-@dataclass(slots=True)
-class Scenario:
-    """What follows a line ``## title``."""
-
-    title: str
-    steps: list[Step] = field(default_factory=list)
-    below: list[str] = field(default_factory=list)
-    file: list[Scenario] = field(default_factory=list, compare=False, repr=False)
-
-    def lines(self) -> list[str]:
-        """As they stand in the file."""
-        return [f"## {self.title}", *(line for step in self.steps for line in step.lines()), *self.below]
-
-    @property
-    def lives(self) -> tuple[bool, ...]:
-        """Whether its restarts come after a checkpoint, for each time that it is played."""
-        return (False, True) if any(step.text == EITHER_WAY for step in self.steps) else (False,)
-
-
-def read(path: Path) -> tuple[list[str], list[Scenario]]:
-    """What stands at the head of a file, and its scenarios."""
-    head: list[str] = []
-    found: list[Scenario] = []
-    above: list[str] = []
-    for line in path.read_text("utf-8").splitlines():
-        if line.startswith("## "):
-            (found[-1].below if found else head).extend(above)
-            found.append(Scenario(line[3:], file=found))
-            above = []
-        elif not found or not line or line.startswith("#"):
-            above.append(line)
-        elif line.startswith("  "):
-            found[-1].steps[-1].answers.append(line[2:])
-        else:
-            text, arrow, answer = line.partition(" => ")
-            found[-1].steps.append(Step(text, [answer] if arrow else [], above))
-            above = []
-    (found[-1].below if found else head).extend(above)
-    return head, found
-
-
-def rewrite(path: Path, played: Scenario) -> None:
-    """Put a scenario as it was played in the place of the one with its title."""
-    head, found = read(path)
-    lines = [line for one in found for line in (played if one.title == played.title else one).lines()]
-    path.write_text("\n".join([*head, *lines]) + "\n", "utf-8")
 
 
 def play(scenario: Scenario, *, after_checkpoint: bool = False) -> Scenario:
@@ -429,6 +361,7 @@ class _Stage:
         return ["; ".join(rows)] if rows else []
 
     def _show_asks(self) -> list[str]:
+        self.registered.collect()
         return [
             f"{number} {home}: {type(ask).__name__}" for number, (home, _, ask) in enumerate(self.registered.held, 1)
         ]

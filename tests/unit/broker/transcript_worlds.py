@@ -139,6 +139,12 @@ class Registered(Alone):
                     for _ in asks:
                         self.answer(len(self.held))
 
+    def collect(self) -> None:
+        """What is asked by now, and nothing is committed for it, is held."""
+        for name in sorted(self.holding):
+            broker = self.brokers[name]
+            self.held += [(name, broker, ask) for ask in broker.node.core.take_registry_asks()]
+
     def answer_all(self) -> None:
         """Everything that is held is done and answered, and nothing is held from now on."""
         self.holding.clear()
