@@ -9,6 +9,7 @@ from dataclasses import replace
 from tools.images.node import SMALL, Client, Node
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
+from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.cluster.interbroker_conversation import InterbrokerConversation
 from txmq.config import BrokerSettings
@@ -100,13 +101,13 @@ class Cluster:
 
     Attributes:
         away: homes that cannot be reached.
-        asked: how many asks the homes had sent, or tried to.
+        asks: what the homes sent, or tried to, each with the home that asked.
     """
 
     def __init__(self, *homes: HomeNode) -> None:
         self.homes = {home.identity.node: home for home in homes}
         self.away: set[int] = set()
-        self.asked = 0
+        self.asks: list[tuple[int, BranchAsk]] = []
         self._wires: dict[tuple[int, int], HomeWire] = {}
 
     def pump(self) -> None:
@@ -118,9 +119,14 @@ class Cluster:
                 return
         raise AssertionError("the homes ask each other without end")
 
+    def talk(self) -> None:
+        """The homes ask each other whatever they must; what they were sent is not committed."""
+        for home in self.homes.values():
+            self._send(home)
+
     def _send(self, home: HomeNode) -> list[object]:
         asks = home.core.take_branch_asks()
-        self.asked += len(asks)
+        self.asks += [(home.identity.node, ask) for ask in asks]
         for ask in asks:
             if ask.home in self.away or ask.home not in self.homes:
                 home.core.home_lost(ask.home)

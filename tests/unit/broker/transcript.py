@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tools.images.check import comparable
 from tools.images.node import Answer, Client, Node
 from tools.images.requests import batch, part
 from tools.simulated.clock import START_MS
@@ -29,12 +30,12 @@ from txmq.log import records
 from txmq.model import Message
 from txmq.protocol.grammar import VERBS
 from txmq.protocol.grants import OPERATIONS
-from txmq.protocol.scram import ScramAttempt
+from txmq.protocol.scram import ScramAttempt, peer_name, peer_password
 from txmq.protocol.transaction_bodies import DueHalf, encode_branch, parse_parts, split_halves
 from txmq.redo import entries, inspect
 
 from .support import stated
-from .transcript_file import Scenario, Step
+from .transcript_file import Life, Scenario, Step
 from .transcript_worlds import Alone, Homes, Registered
 from .verbs.access.access_support import keys
 
@@ -49,25 +50,28 @@ BINDING = bytes(range(32))  # of the broker's certificate
 BRANCH = {"bqual": "b", "connection": 7, "wrote": True, "marker": True, "table": "t"}
 _TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'(?:\*\d+)?|\{[^}]*\}|\[[^\]]*\]|\S+")
 _REQUEST = re.compile(r"([\w.]*)(>{1,3}) (.*)")
+_REFUSED = re.compile(r"(.*: )?[45]\d\d ")
 _PART = re.compile(r"(\S+)/(\d+)((?: \w+=\S+)*):(.*)")
 _TIME = re.compile(r"(?<!\d)1[67]\d{11}(?!\d)")
 _TXID = re.compile(r"([0-9a-f]{16}-[0-9a-f]{16})-([0-9a-f]+)-([0-9a-f]+)")
 _HEX = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 
-def play(scenario: Scenario, *, after_checkpoint: bool = False) -> Scenario:
+def play(scenario: Scenario, life: Life) -> Scenario:
     """The scenario with the answers that came."""
     with pytest.MonkeyPatch.context() as limits:
-        stage = _Stage(after_checkpoint, scenario.file, limits)
+        stage = _Stage(life, scenario.file, limits)
+        for text in scenario.opening:
+            stage.do(text)
         steps = [Step(step.text, stage.do(step.text), step.above) for step in scenario.steps]
-    return Scenario(scenario.title, steps, scenario.below)
+    return Scenario(scenario.title, scenario.is_part, steps, scenario.below)
 
 
 class _Stage:
     """A broker and its connections by name; the last ones of a name are meant, the older ones still listen."""
 
-    def __init__(self, after_checkpoint: bool, file: list[Scenario], limits: pytest.MonkeyPatch) -> None:
-        self._after_checkpoint, self._file, self._limits = after_checkpoint, file, limits
+    def __init__(self, life: Life, file: list[Scenario], limits: pytest.MonkeyPatch) -> None:
+        self._life, self._file, self._limits = life, file, limits
         self._settings: dict[str, object] = {}
         self._made: Alone | None = None
         self._at = ""
@@ -112,6 +116,8 @@ class _Stage:
 
     def do(self, text: str) -> list[str]:
         """One step; the lines that it brings."""
+        for word, given in self._life.words.items():
+            text = text.replace(f"<{word}>", given)
         request = _REQUEST.fullmatch(text)
         if request is not None:
             return self._request(*request.groups())
@@ -146,6 +152,9 @@ class _Stage:
     def _do_brief(self) -> None:
         self._is_brief = True
 
+    def _do_for(self, *_words: str) -> None:
+        """See ``Scenario.lives``."""
+
     def _do_settings(self, *words: str) -> None:
         changes = {name: ast.literal_eval(value) for name, value in map(_pair, words)}
         self._settings |= changes
@@ -178,8 +187,9 @@ class _Stage:
 
     def _do_begin(self, *title: str) -> None:
         (begun,) = (one for one in self._file if one.title == " ".join(title))
-        for step in begun.steps:
-            self.do(step.text)
+        lines = [line for step in begun.steps for line in self.do(step.text)]
+        if begun.is_part and (refused := [line for line in lines if _REFUSED.match(line)]):
+            raise AssertionError(f"{begun.title}: {refused}")
 
     def _do_disconnect(self, name: str = "") -> None:
         client = self._named.pop(name)
@@ -193,7 +203,7 @@ class _Stage:
         self.world.pump()
 
     def _do_freeze(self, time: str) -> None:
-        for clock in {id(each.clock): each.clock for each in self.nodes}.values():
+        for clock in {id(each.clock): each.clock for each in self.nodes}.values():  # homes may share one
             clock.advance(_ms(time) / 1000)
 
     def _do_pass(self, time: str) -> None:
@@ -214,6 +224,8 @@ class _Stage:
     def _do_hold(self, what: str) -> None:
         if what == "asks":
             self.registered.holding.update(self.homes)
+        elif what == "apply":
+            self.node.hold_apply()
         else:
             self.node.hold_checkpoint()
 
@@ -227,14 +239,18 @@ class _Stage:
         self.node.retire()
 
     def _do_restart(self, *words: str) -> None:
+        either_way = words == ("either", "way")
         for home, each in zip(self.homes, self.nodes, strict=True):
-            if words == ("either", "way") and self._after_checkpoint:
+            if either_way and self._life.after_checkpoint:
                 each.checkpoint()
-            elif words == ("either", "way"):
+            elif either_way:
                 each.clock.advance(APPLY_RETRY_S)  # what a checkpoint takes: times are the same either way
             self._connections = [pair for pair in self._connections if pair[1].node is not each]
             self._named = {name: client for name, client in self._named.items() if client.node is not each}
+            lived = comparable(each.state)
             self.world.restart(home, is_led=words != ("waiting",))
+            if either_way and not isinstance(self.world, Registered):
+                _require_same(lived, comparable(self.world.nodes[home].state))
         self._is_first_life = False
 
     # --- users ---
@@ -266,6 +282,11 @@ class _Stage:
         client = self._named.get(name) or self._connect(name)
         attempt = ScramAttempt(user, password, "nonce", None if client.client.binding is None else BINDING)
         return self._log_in(name, client, attempt)
+
+    def _do_peer(self, name: str, asking: str) -> list[str]:
+        client, state = self._connect(name), self.world.nodes[asking].state
+        password = peer_password(state.principals.between_brokers, state.home, client.node.state.home)
+        return self._log_in(name, client, ScramAttempt(peer_name(state.home), password, "nonce"))
 
     def _log_in(self, name: str, client: Client, attempt: ScramAttempt) -> list[str]:
         """Both messages of a login; ``200`` if the broker has proved that it knows the password, too."""
@@ -316,14 +337,56 @@ class _Stage:
     def _do_link(self, state: str) -> None:
         self.node.core.registry_state(RegistryState(state))
 
+    # --- homes that ask each other ---
+
+    @property
+    def _among_homes(self) -> Homes:
+        assert isinstance(self.world, Homes)
+        return self.world
+
+    def _do_cut(self, _off: str, home: str) -> None:
+        self._among_homes.cluster.cut_off(self._among_homes.homes[home])
+
+    def _do_mend(self, home: str) -> None:
+        self._among_homes.cluster.away.discard(self._among_homes.homes[home].identity.node)
+
+    def _do_come(self, _back: str, home: str) -> None:
+        self._among_homes.cluster.come_back(self._among_homes.homes[home])
+
+    def _do_talk(self, *now: str) -> None:
+        if now:
+            self._among_homes.cluster.talk()
+        else:
+            self._among_homes.cluster.pump()
+
+    def _do_forget(self, _talk: str) -> None:
+        self._show_talk()
+
+    def _show_talk(self) -> list[str]:
+        """What the home asked others since the last time."""
+        cluster, number = self._among_homes.cluster, self.node.state.home
+        found = [f"{ask.verb} {ask.txid}" for of, ask in cluster.asks if of == number]
+        cluster.asks = [one for one in cluster.asks if one[0] != number]
+        return [", ".join(f"{found.count(text)} {text}" for text in dict.fromkeys(found))] if found else []
+
+    def _show_unsettled(self) -> list[str]:
+        """How many transactions are not over, and how many of them their sessions owe the end of."""
+        found = []
+        for name, node in self.world.nodes.items():
+            owed = sum(session.owed for session in node.state.sessions.values())
+            if node.state.unsettled or owed:
+                found.append(f"{name} {node.state.unsettled}, owed {owed}".lstrip())
+        return [" / ".join(found) or "none"]
+
     def _do_disk(self, state: str) -> None:
         self.node.context.disk_full = state == "full"
 
     def _do_show(self, *places: str) -> list[str]:
         shown = getattr(self, f"_show_{places[0]}", None)
         if shown is not None:
-            return [self._named_text(line, self.node) for line in shown(*places[1:])] or ["none"]
-        return [" ".join(f"[{self._seen(place)}]" for place in places)]
+            return [self._named_text(line, self.node) for line in shown(*places[1:]) if line] or ["none"]
+        seen = [f"[{self._seen(place)}]" for place in places if place != "unsettled"]
+        return [" ".join([*seen, *(["unsettled", *self._show_unsettled()] if "unsettled" in places else [])]).rstrip()]
 
     def _show_sessions(self) -> list[str]:
         return [" ".join(map(str, sorted(self.node.state.sessions)))] if self.node.state.sessions else []
@@ -377,9 +440,10 @@ class _Stage:
         names = {each.state.home: name for name, each in self.world.nodes.items()}
         return ",".join(names[home] for home in homes)
 
-    def _show_anchors(self, *queries: str) -> list[str]:
-        found = self.registered.brokers[self.homes[0]].registry.anchors("query", list(queries))
-        return [f"{name} {self._homes_named([home])}" for name, home in found.items() if home is not None]
+    def _show_anchors(self, *names: str) -> list[str]:
+        registry = self.registered.brokers[self.homes[0]].registry
+        found = [*registry.anchors("query", list(names)).items(), *registry.anchors("group", list(names)).items()]
+        return [f"{name} {self._homes_named([home])}" for name, home in found if home is not None]
 
     # --- requests ---
 
@@ -524,12 +588,12 @@ class _Stage:
             return self._named_text(" ".join(["200", *halves]), client.node)
         if answer.code == 200 and re.search(r"(^|: )parts ", asked):
             parts = [(one.topic, one.partition, one.batch) for one in parse_parts(answer.body)]
-            return f"200 {self._parts(parts, client.node)}"
+            return f"200 {self._parts(parts, client.node)}".rstrip()
         if self._is_brief and answer.error:
             return f"{answer.code} {answer.error}"
         text = answer.text.rstrip("\n")
         if shown and answer.code == 200:
-            text = _chosen(text, shown)
+            text = _chosen(text, shown) if shown != ["-"] else ""
         return self._named_text(f"{answer.code} {' / '.join(text.splitlines())}".rstrip(), client.node)
 
     def _seen(self, place: str) -> str:
@@ -560,6 +624,13 @@ class _Stage:
         if message.timestamp_ms != START_MS:
             notes.append(f"time={self._time_name(message.timestamp_ms, node)}")
         return value + (f"({', '.join(notes)})" if notes else "")
+
+
+def _require_same(lived: dict[str, Any], redone: dict[str, Any]) -> None:
+    """That the next life of a broker finds its state; what was streamed and not prepared is rolled back."""
+    for name in lived if all(row[3] != "open" for row in lived["transactions"]) else ():
+        if redone[name] != lived[name]:
+            raise AssertionError(f"the next life finds other {name}: {redone[name]} instead of {lived[name]}")
 
 
 def _is_shown(field: str, wanted: Sequence[str]) -> bool:
@@ -602,7 +673,7 @@ def _batch(text: str) -> bytes:
 
 
 def _chosen(text: str, names: list[str]) -> str:
-    if text[0] not in "{[":
+    if text[:1] not in ("{", "["):
         return "\n".join(line for line in text.splitlines() if line.split(" ", 1)[0] in names)
     top = json.loads(text)
     found = _kept(top, names) or {key: [] for key, value in top.items() if isinstance(value, list)}

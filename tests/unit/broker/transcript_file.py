@@ -5,11 +5,25 @@ Invariant: a step is written the same way by whoever writes it, so a changed ans
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 WIDTH = 120
 EITHER_WAY = "restart either way"
+_FOR = re.compile(r"for (\w+) in (.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One time that a scenario is played: whether restarts come after a checkpoint, and what words stand for."""
+
+    after_checkpoint: bool = False
+    words: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "".join(f", {word}" for word in [*self.words.values(), *["checkpoint"] * self.after_checkpoint])
 
 
 @dataclass(slots=True)
@@ -30,21 +44,36 @@ class Step:
 
 @dataclass(slots=True)
 class Scenario:
-    """What follows a line ``## title``."""
+    """What follows a line ``## title``; or ``### title``, which is only begun by others."""
 
     title: str
+    is_part: bool = False
     steps: list[Step] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
     file: list[Scenario] = field(default_factory=list, compare=False, repr=False)
+    opening: list[str] = field(default_factory=list, compare=False)
 
     def lines(self) -> list[str]:
         """As they stand in the file."""
-        return [f"## {self.title}", *(line for step in self.steps for line in step.lines()), *self.below]
+        return [
+            f"{'###' if self.is_part else '##'} {self.title}",
+            *(line for step in self.steps for line in step.lines()),
+            *self.below,
+        ]
 
     @property
-    def lives(self) -> tuple[bool, ...]:
-        """Whether its restarts come after a checkpoint, for each time that it is played."""
-        return (False, True) if any(step.text == EITHER_WAY for step in self.steps) else (False,)
+    def lives(self) -> list[Life]:
+        """The times that it is played."""
+        if self.is_part:
+            return []
+        either_way = any(step.text.endswith(EITHER_WAY) for step in self.steps)
+        given = [found.groups() for step in self.steps if (found := _FOR.fullmatch(step.text))]
+        choices = [[(name, word.strip()) for word in words.split("|")] for name, words in given]
+        return [
+            Life(after_checkpoint, dict(chosen))
+            for after_checkpoint in (False, True)[: 1 + either_way]
+            for chosen in product(*choices)
+        ]
 
 
 def read(path: Path) -> tuple[list[str], list[Scenario]]:
@@ -53,9 +82,11 @@ def read(path: Path) -> tuple[list[str], list[Scenario]]:
     found: list[Scenario] = []
     above: list[str] = []
     for line in path.read_text("utf-8").splitlines():
-        if line.startswith("## "):
+        if line.startswith(("## ", "### ")):
             (found[-1].below if found else head).extend(above)
-            found.append(Scenario(line[3:], file=found))
+            marks, _, title = line.partition(" ")
+            opening = [step for step in head if step and not step.startswith("#")]
+            found.append(Scenario(title, marks == "###", file=found, opening=opening))
             above = []
         elif not found or not line or line.startswith("#"):
             above.append(line)

@@ -74,7 +74,7 @@ class Homes(Alone):
             name: HomeNode(number, SimDisk(), clock, small_settings(**settings)) for number, name in enumerate(names, 1)
         }
         self.nodes = {**self.homes}
-        self._cluster = Cluster(*self.homes.values())
+        self.cluster = Cluster(*self.homes.values())
         self._registries = {name: EmbeddedRegistry(CLUSTER, home.identity.node) for name, home in self.homes.items()}
 
     def pump(self) -> None:
@@ -87,12 +87,12 @@ class Homes(Alone):
 
     def pass_time(self, seconds: float) -> None:
         """Timers run all the while, and the homes ask each other."""
-        self._cluster.later(seconds)
+        self.cluster.later(seconds)
 
     def restart(self, home: str, *, is_led: bool = True) -> None:
         """A home dies and comes back; its connections are lost."""
         del is_led
-        self.nodes[home] = self.homes[home] = self._cluster.restart(self.homes[home])
+        self.nodes[home] = self.homes[home] = self.cluster.restart(self.homes[home])
 
     def hear_of_users(self, homes: Sequence[str], fields: Mapping[str, str]) -> None:
         """See ``homes_support.add_users``."""

@@ -16,8 +16,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.protocol.answers import result
 from txmq.protocol.scram import ScramAttempt
 
-from ..homes_support import SECRET, add_users, as_peer, commit, listed, logged_in, prepare_branch, two_homes
-from ..support import values
+from ..homes_support import SECRET, add_users, as_peer, logged_in, prepare_branch, two_homes
 
 
 def made() -> tuple[Cluster, HomeNode, HomeNode]:
@@ -25,35 +24,6 @@ def made() -> tuple[Cluster, HomeNode, HomeNode]:
     here, there = two_homes()
     add_users(here, there)
     return Cluster(here, there), here, there
-
-
-def test_branch_of_a_decision_is_placed_and_reported() -> None:
-    cluster, here, there = made()
-    owner, deciding = logged_in(there), logged_in(here)
-    branch, txid = there.txid(owner_of(there), 1), here.txid(owner_of(here), 1)
-    assert prepare_branch(owner, branch, txid, ("a", 0, b"x")).code == 200
-    assert commit(deciding, txid, ("a", 0, b"y"), homes=branch).code == 200
-    owner.disconnect()
-    cluster.later(3)
-    assert (values(here), values(there)) == ([b"y"], [b"x"])
-    assert not here.state.unsettled
-    assert here.context.counters.logins_failed == there.context.counters.logins_failed == 0
-
-
-def owner_of(home: HomeNode) -> int:
-    """The number of the newest session."""
-    return home.newest_session
-
-
-def test_branch_is_rolled_back_when_its_owner_is_gone() -> None:
-    cluster, here, there = made()
-    owner, deciding = logged_in(there), logged_in(here)
-    branch, txid = there.txid(owner_of(there), 1), here.txid(owner_of(here), 1)
-    assert prepare_branch(owner, branch, txid, ("a", 0, b"x")).code == 200
-    deciding.disconnect()
-    cluster.later(10)
-    assert not there.state.unsettled
-    assert listed(logged_in(there, "ops")) == []
 
 
 def test_conversation_from_before_there_were_users_is_begun_anew() -> None:
@@ -72,25 +42,6 @@ def test_conversation_from_before_there_were_users_is_begun_anew() -> None:
     deciding.disconnect()
     cluster.later(10)
     assert not there.state.unsettled
-
-
-ARGUMENTS: dict[str, tuple[str | int, ...]] = {
-    "hello": (1, "me"), "user": ("list", "*"), "get": ("a", 0, 0, 1000), "topic": ("delete", "a"), "stats": ("*",),
-    "complete": ("t",), "recover": (), "commit": ("t",), "acl": ("list", "*"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("verb", ARGUMENTS)
-def test_broker_may_ask_and_tell_of_branches_only(verb: str) -> None:
-    _cluster, here, there = made()
-    peer = as_peer(here, there)
-    words = {"session": "new"} if verb == "hello" else {"heuristic": "commit"} if verb == "complete" else {}
-    body = b"" if verb in ("user", "commit") else None
-    answer = peer.ask(verb, *ARGUMENTS[verb], extensions=dict(words), body=body)
-    assert (answer.code, answer.error) == (403, "forbidden")
-    asked = {"branch": here.txid(1, 1), "owner": None, "for": "-"}
-    assert peer.ask("outcome", there.txid(99, 1), extensions=asked).code == 410
-    assert peer.ask("ping").code == 200
 
 
 def test_nobody_else_logs_in_as_a_broker() -> None:
