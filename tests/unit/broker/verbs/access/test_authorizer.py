@@ -9,9 +9,8 @@ from tools.images.node import Answer
 from tools.images.requests import UUID
 from txmq.protocol.grants import ADMINISTRATOR, Grant
 
-from ..test_outbox import send as send_page
 from ..test_query import ask as ask_query
-from .verb_cases import World
+from .verb_cases import World, send_page
 
 WRITE, READ = Grant("write", "topic", "a"), Grant("read", "topic", "a")
 GROUP, INSTALL = Grant("read", "group", "g"), Grant("install", "resource", UUID)

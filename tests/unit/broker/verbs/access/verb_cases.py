@@ -17,7 +17,6 @@ from txmq.redo import entries
 from ...support import node, prepare, put
 from ..test_check_backs import half
 from ..test_decide import complete, decide
-from ..test_outbox import send as send_page
 from ..test_query import ask as ask_query
 from ..test_query import write as write_batch
 from .access_support import add, keys, operator
@@ -97,6 +96,13 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.verb, self.action, self.about)))
+
+
+def send_page(client: Client, counter: int, after: int, value: bytes = b"", *, session: int = 1) -> Answer:
+    """Commit a page that follows the one of transaction ``after`` (0: none); without a value it has no messages."""
+    given = {"outbox": UUID, "name": "shop", "after": client.node.txid(session, after) if after else "-"}
+    body = part("a", 0, batch(value)) if value else b""
+    return client.ask("commit", client.node.txid(session, counter), extensions=given, body=body)
 
 
 def _prepared(world: World) -> None:
