@@ -8,16 +8,56 @@ from typing import Any
 
 import pytest
 
-from tools.images.node import Node, small_settings
-from tools.images.requests import UUID
+from tools.images.node import Answer, Client, Node, small_settings
+from tools.images.requests import UUID, batch, part
 from txmq.broker.state.group_offsets import PLACE_BYTES, SavedGroups, rows
+from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
+from txmq.protocol.transaction_bodies import encode_branch
 
 from ..group_support import A0, A1, B0, GROUP, Consumer, pass_time
-from ..support import node
-from ..verbs.test_transaction_offsets import commit, decide, lives, offsets, prepare
+from ..support import node, restarted
 
+BRANCH = {"bqual": "b", "connection": 1, "wrote": True, "marker": True, "table": "t"}
 PLACES = 3  # of topics a and b
 FULL = PLACES * PLACE_BYTES
+
+
+def offsets(
+    offset: int, generation: int = 1, *, order: int = 0, deferred: str | None = None, group: str = GROUP
+) -> bytes:
+    """What a transaction saves of partition 0 of topic a."""
+    return encode_offsets([GroupOffsets(group, order, (OffsetRow("a", 0, generation, offset, deferred),))])
+
+
+def commit(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> Answer:
+    """A local transaction of one message in topic b."""
+    body = stated + part("b", 0, batch(content))
+    return client.ask("commit", txid, extensions={"offsets": len(stated)}, body=body)
+
+
+def prepare(client: Client, txid: str, stated: bytes, content: bytes = b"x") -> Answer:
+    """The same, prepared."""
+    body = stated + part("b", 0, batch(content), "*")
+    words: dict[str, str | int | None] = {
+        "resource": "db",
+        "uuid": UUID,
+        "table": "t",
+        "offsets": len(stated),
+    }
+    return client.ask("prepare", txid, "last-resource", extensions=words, body=body)
+
+
+def decide(client: Client, txid: str, stated: bytes, *contents: bytes) -> Answer:
+    """The same, decided with one branch."""
+    body = encode_branch("db", UUID, BRANCH) + stated + b"".join(part("b", 0, batch(value)) for value in contents)
+    return client.ask("decide", txid, extensions={"branches": 1, "offsets": len(stated)}, body=body)
+
+
+def lives(of: Node, *, checkpoint: bool) -> Node:
+    """The next life, from the journal or from a checkpoint."""
+    if checkpoint:
+        of.checkpoint()
+    return restarted(of)
 
 
 def kept(made: Node) -> int:

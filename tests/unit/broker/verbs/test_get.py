@@ -60,3 +60,30 @@ def test_a_stopping_broker_lets_polls_go() -> None:
     broker.core.tick(broker.clock.now_ms())
     broker.flush()
     assert client.received[waiting] == (200, b"")
+
+
+def test_reader_that_is_gone_before_files_are_written_is_forgotten() -> None:
+    broker = node()
+    reader = broker.connect()
+    broker.hold_apply()
+    assert put(broker.connect(), b"1").code == 200
+    reader.send("get", "a", 0, 1, 1000, extensions={"wait": 1000})
+    reader.disconnect()
+    broker.let_go()
+    assert not broker.partition("a").waiters
+    assert not broker.context.unapplied
+
+
+def test_read_does_not_wait_for_a_full_disk() -> None:
+    broker = node()
+    reader = broker.connect()
+    broker.hold_apply()
+    assert put(broker.connect(), bytes(5000)).code == 200
+    opaques = [reader.send("offset", "a", 0, "latest")]
+    broker.flush()
+    assert opaques[0] not in reader.received
+    broker.disk.set_free_bytes(0)
+    broker.let_go()
+    opaques.append(reader.send("offset", "a", 0, "latest"))
+    broker.flush()
+    assert [reader.received[opaque].text for opaque in opaques] == ["0 0 0\n"] * 2

@@ -1,4 +1,4 @@
-"""Sessions of a broker that was restored from a copy; how many outcomes and fences are kept, and what that costs."""
+"""Sessions of a broker that was restored from a copy; and what it costs to keep outcomes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 
-import pytest
-
 from tests.growth import growth
-from tools.images.node import Client, Node
-from tools.images.requests import batch, part
+from tools.images.node import Node
 from txmq.broker.state.session import BrokerSession
-from txmq.broker.verbs.session_expiry import SESSION_IDLE_MS_MIN, end
+from txmq.broker.verbs.session_expiry import end
 
 from ..support import node, restarted
 
@@ -58,56 +55,6 @@ def test_broker_restored_from_a_backup_knows_which_sessions_it_issued() -> None:
         assert errors == ["fenced", "never-issued", "never-issued"]
         assert asking.ask("outcome", restored.txid(issued, 1)).text == "unknown\n"
         restored = restarted(restored)
-
-
-def _idle(broker: Node, *clients: Client) -> None:
-    for client in clients:
-        client.disconnect()
-    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
-    broker.pump()
-
-
-def test_outcomes_of_all_sessions_without_floor_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.broker.verbs.transaction_checks.OUTCOMES_OVER_MAX", 3)
-    broker = node(outcomes_kept=2)
-
-    def commits(client: Client, counters: range, **words: int) -> list[int]:
-        number = client.client.session.number if client.client.session is not None else 0
-        return [
-            client.ask("commit", broker.txid(number, n), body=part("a", 0, batch(b"1")), extensions={**words}).code
-            for n in counters
-        ]
-
-    first, second, third = broker.session(), broker.session(), broker.session()
-    assert commits(first, range(1, 5)) == [200] * 4  # two over
-    assert commits(second, range(1, 5)) == [200, 200, 200, 429]  # one more over
-    assert commits(first, range(5, 6)) == [429]
-    assert commits(third, range(1, 5)) == [200, 200, 200, 429]  # what each may keep has always room
-    for counter in range(4, 9):
-        assert commits(third, range(counter, counter + 1), floor=counter - 1) == [200]
-    assert broker.state.outcomes_over == 3
-    first.disconnect()
-    broker.clock.advance(SESSION_IDLE_MS_MIN / 1000)
-    end(broker.context, broker.state.sessions[1])
-    assert broker.state.outcomes_over == 1
-    assert commits(second, range(4, 5)) == [200]
-    broker.checkpoint()
-    assert restarted(broker).state.outcomes_over == broker.state.outcomes_over == 2
-
-
-def test_fence_of_an_unused_counter_does_not_keep_later_outcomes() -> None:
-    broker = node(outcomes_kept=2)
-    client, invented = broker.session(), 1 << 60
-    assert client.ask("rollback", broker.txid(1, invented)).code == 200
-    for n in range(1, 40):
-        body = part("a", 0, batch(b"%d" % n))
-        assert client.ask("commit", broker.txid(1, n), extensions={"floor": n - 1}, body=body).code == 200
-    session = broker.state.sessions[1]
-    assert len(session.outcomes) <= 4
-    assert session.outcomes[invented] is None
-    assert session.floor < 39
-    again = restarted(broker).state.sessions[1]
-    assert (again.outcomes, again.floor) == (session.outcomes, session.floor)
 
 
 def test_cost_of_an_outcome_does_not_grow_with_their_number() -> None:

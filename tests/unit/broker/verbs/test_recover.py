@@ -1,8 +1,7 @@
-"""What ``recover`` and ``checks`` cost however much is in doubt; and that pages lose and repeat nothing meanwhile."""
+"""What ``recover`` and ``checks`` cost however much is in doubt."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +13,11 @@ from tools.images.node import Client, Node
 from tools.images.requests import UUID, batch, listed_pages, part
 from txmq.broker.state.deadlines import Deadlines
 from txmq.broker.state.in_doubt_index import InDoubtIndex, Ordered
-from txmq.broker.verbs import recover as listing
 from txmq.protocol.transaction_bodies import split_halves
 
-from ..support import node, prepare, restarted
-from .test_decide import complete, decide
+from ..support import node
+from .test_decide import decide
 
-OTHER_UUID = "f" * 32
 LAST_RESOURCE = {"resource": "db", "uuid": UUID, "table": "txmq_marker"}
 MANY = {"transactions_open_max": 1 << 20, "prepared_bytes_max": 1 << 40}
 _CONTENT = part("a", 0, batch(b"x"), "7")
@@ -119,85 +116,6 @@ def test_twenty_thousand_prepared_are_settled_in_linear_time() -> None:
         return settle
 
     assert growth(settling, 2_000, 20_000) < 4
-
-
-# --- pages -----------------------------------------------------------------------------------------------------------
-
-
-def test_page_continues_where_the_former_ended_despite_settlements() -> None:
-    broker, client = _prepared("last-resource", 6, **LAST_RESOURCE)
-    first = json.loads(client.ask("recover", extensions={"limit": 3}).body)
-    for counter in (3, 4):
-        assert client.ask("rollback", broker.txid(1, counter)).code == 200
-    following = json.loads(client.ask("recover", extensions={"limit": 3, "after": first["next"]}).body)
-    assert [row["txid"] for row in following["transactions"]] == [broker.txid(1, 5), broker.txid(1, 6)]
-    assert following["next"] is None
-
-
-def test_transaction_settled_meanwhile_does_not_hide_later_ones() -> None:
-    """It is the last of the first page, and is then listed among the heuristic ones, after all others."""
-    broker, client = _prepared("last-resource", 4, **LAST_RESOURCE)
-    first = json.loads(client.ask("recover", extensions={"limit": 2, "state": "all"}).body)
-    assert client.ask("commit", broker.txid(1, 2), extensions={"heuristic": "me"}, body=b"").code == 200
-    words = {"limit": 9, "state": "all", "after": first["next"]}
-    rows = json.loads(client.ask("recover", extensions=words).body)["transactions"]
-    assert [(row["txid"], row["state"]) for row in rows] == [
-        (broker.txid(1, 3), "prepared"), (broker.txid(1, 4), "prepared"), (broker.txid(1, 2), "heuristic"),
-    ]  # fmt: skip
-
-
-def test_after_a_restart_of_the_broker_the_list_begins_anew() -> None:
-    broker, client = _prepared("last-resource", 3, **LAST_RESOURCE)
-    first = json.loads(client.ask("recover", extensions={"limit": 2}).body)
-    again = restarted(broker).connect()
-    rows = json.loads(again.ask("recover", extensions={"after": first["next"]}).body)["transactions"]
-    assert [row["txid"] for row in rows] == [broker.txid(1, counter) for counter in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("after", ["1", "1.prepared", "1.lost.3", "1.prepared.x", "0123-1-1"])
-def test_a_place_that_no_page_named_is_refused(after: str) -> None:
-    assert node().connect().ask("recover", extensions={"after": after}).error == "bad-request"
-
-
-def test_page_is_bounded_in_bytes_and_holds_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "ROWS_SIZE_BYTES_MAX", 1)
-    _, client = _prepared("last-resource", 3, **LAST_RESOURCE)
-    assert [len(page) for page in listed_pages(client)] == [1, 1, 1]
-
-
-def test_rows_beyond_a_page_are_not_handed_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "ROWS_MAX", 2)
-    _, client = _prepared("last-resource", 3, **LAST_RESOURCE)
-    assert [len(page) for page in listed_pages(client, limit=100)] == [2, 1]
-
-
-def test_completed_branch_is_no_longer_listed_under_its_resource() -> None:
-    broker = node()
-    client = broker.session()
-    decide(client, broker.txid(1, 1), uuids=(UUID, OTHER_UUID))
-    complete(client, broker.txid(1, 1))
-    assert (_listed(client, uuid=UUID), _listed(client, uuid=OTHER_UUID)) == ([], [broker.txid(1, 1)])
-    broker = restarted(broker)
-    client = broker.session("1.0")
-    assert (_listed(client, uuid=UUID), _listed(client, uuid=OTHER_UUID)) == ([], [broker.txid(1, 1)])
-    complete(client, broker.txid(1, 1), OTHER_UUID)
-    assert (_listed(client), len(broker.state.decisions.index)) == ([], 0)
-
-
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_list_is_equal_after_a_restart(checkpoint: bool) -> None:
-    broker = node(**MANY)
-    client = broker.session()
-    for counter in (4, 2, 9):
-        prepare(client, broker.txid(1, counter), ("a", 0, batch()))
-    decide(client, broker.txid(1, 5))
-    client.ask("rollback", broker.txid(1, 2), extensions={"heuristic": "me"})
-    before = _listed(client, state="all")
-    if checkpoint:
-        broker.checkpoint()
-    assert _listed(restarted(broker).connect(), state="all") == before == [
-        broker.txid(1, counter) for counter in (4, 9, 5, 2)
-    ]  # fmt: skip
 
 
 # --- what it is made of ----------------------------------------------------------------------------------------------
