@@ -1,4 +1,4 @@
-"""A broker with a registry, from its start until it leads its home: nothing is served before that."""
+"""Epochs and starts of a broker with a registry: copies, backups, and a process that dies before it leads."""
 
 from __future__ import annotations
 
@@ -8,66 +8,13 @@ import json
 import pytest
 
 from tests.stats_page import OF_CLUSTERS, fields
-from tools.images.requests import batch
 from tools.simulated.embedded_registry import EmbeddedRegistry
 from tools.simulated.zookeeper import SimZooKeeper
-from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.errors import HomeSupersededError, InvariantError
 from txmq.redo import inspect
 
 from ..support import node, put, values
-from .support import CLUSTER, A, B, Broker, alone, pair, puts, zookeeper
-
-WAITS = "unavailable the broker waits for the registry to say that it leads its home\n"
-
-
-def test_broker_serves_nothing_before_it_leads() -> None:
-    broker = alone()
-    assert broker.ask("put", "a", 0, body=batch(b"v")) == (503, WAITS)
-    assert broker.ask("topic", "create", "a") == (503, WAITS)
-    assert broker.ask("meta", "*") == (503, WAITS)
-    assert broker.ask("hello", 1, "me", session="new") == (503, WAITS)
-    assert broker.read("hello", 1, "me")["registry"] is True
-    assert broker.ask("ping") == (200, "pong\n")
-    assert broker.read("cluster", "describe")["registry"]["state"] == "waiting"
-    assert broker.journaled() == ["started"]
-    broker.lead()
-    assert broker.ask("topic", "create", "a")[0] == 200
-    assert broker.ask("hello", 1, "me", session="new")[0] == 200
-    assert broker.read("cluster", "describe")["registry"]["state"] == "connected"
-
-
-def test_pipelined_puts_wait_for_the_registry() -> None:
-    broker = alone().lead()
-    broker.ask("topic", "create", "a")
-    again = broker.again()
-    content = batch(b"v")
-    again.client.send_bytes(b"".join(b"put a 0 %d %d\r\n%s" % (len(content), n, content) for n in range(3)))
-    again.node.pump()
-    assert {answer.code for answer in again.client.received.values()} == {503}
-    assert again.node.partition("a").next_offset == 0
-
-
-def test_time_passes_without_a_record_before_it_leads() -> None:
-    broker = alone().lead()
-    broker.ask("topic", "create", "a")
-    broker.ask("hello", 1, "me", session="new")
-    again = broker.again()
-    before = again.journaled()
-    again.node.clock.advance(48 * 3600)
-    again.node.core.tick(again.node.clock.now_ms())
-    again.node.pump()
-    assert again.journaled() == before
-
-
-def test_session_may_come_back_from_leading_on() -> None:
-    broker = alone().lead()
-    broker.ask("hello", 1, "me", session="new")
-    again = broker.again()
-    again.node.clock.advance(60)
-    again.node.core.tick(again.node.clock.now_ms())
-    again.lead()
-    assert again.node.state.sessions[1].gone_ms == again.node.clock.now_ms()
+from .support import A, B, Broker, alone, pair, puts, zookeeper
 
 
 def test_epoch_of_the_registry_is_the_epoch_of_the_journal() -> None:
@@ -104,41 +51,10 @@ def test_start_that_dies_before_leading_is_known_to_the_next() -> None:
     assert broker.again().lead().node.state.epoch == 6
 
 
-@pytest.mark.parametrize("with_checkpoint", [False, True])
-def test_home_that_is_given_up_is_in_the_journal(with_checkpoint: bool) -> None:
-    one, two = pair()
-    named = f"{B:016x}"
-
-    def retire() -> tuple[int, str]:
-        return one.ask("cluster", "retire", body=None, home=named, reason="ada%3A%20burnt")
-
-    assert retire()[0] == 503  # it is led
-    two.registry.close()
-    assert retire() == retire() == (200, "{}\n")
-    assert one.journaled().count("home-retired") == 1
-    shown = one.read("cluster", "homes")["homes"][1]
-    assert (shown["home"], shown["leader"], shown["retired"]) == (named, None, "ada: burnt")
-    one.ask("topic", "create", "a")
-    assert one.read("meta", "a")["retired"] == {named: "ada: burnt"}
-    if with_checkpoint:
-        one.node.checkpoint()
-    again = one.again()
-    assert again.node.state.registration.retired == {B: "ada: burnt"}
-    assert again.lead().journaled().count("home-retired") <= 1
-
-
-def test_home_is_given_up_by_number_and_for_a_reason() -> None:
+def test_reason_to_give_a_home_up_is_bounded() -> None:
     one, _two = pair()
-    for words, why in (
-        ({"home": f"{B:016x}"}, "needs reason="),
-        ({"home": f"{B:016x}", "reason": "x" * 1001}, "at most 1000 letters"),
-        ({"home": "b0", "reason": "burnt"}, "16 hexadecimal digits"),
-        ({"reason": "burnt"}, "16 hexadecimal digits"),
-    ):
-        code, text = one.ask("cluster", "retire", body=None, **words)
-        assert (code, why in text) == (400, True), text
-    assert "is not in the registry" in one.ask("cluster", "retire", home=f"{7:016x}", reason="burnt")[1]
-    assert node().connect().ask("cluster", "retire", extensions={"home": f"{B:016x}", "reason": "burnt"}).code == 400
+    code, text = one.ask("cluster", "retire", home=f"{B:016x}", reason="x" * 1001)
+    assert (code, "at most 1000 letters" in text) == (400, True)
 
 
 @pytest.mark.parametrize("with_checkpoint", [False, True])
@@ -193,83 +109,17 @@ def test_existing_broker_moves_into_a_registry_with_its_topics() -> None:
     assert 1 in again.node.state.sessions
 
 
-def test_loss_of_the_session_is_told_and_stops_nothing() -> None:
+def test_figures_of_a_broker_with_registry_are_documented() -> None:
     broker = alone().lead()
-    broker.ask("topic", "create", "a")
-    for state in (RegistryState.SUSPENDED, RegistryState.EXPIRED, RegistryState.CONNECTED):
-        broker.node.core.registry_state(state)
-        broker.node.clock.advance(3)
-        assert broker.ask("put", "a", 0, body=batch(b"v"))[0] == 200
-        told = broker.read("cluster", "describe")["registry"]
-        assert (told["state"], told["since_ms"]) == (state.value, 3000)
-        figures = dict(line.split(" ", 1) for line in broker.ask("stats", "registry")[1].splitlines())
-        assert figures.keys() == fields("`registry`")
-        assert (figures["state"], figures["since_ms"], figures["epoch"]) == (state.value, "3000", "2")
-        assert f"registry {state.value}\n" in broker.ask("stats", "*")[1]
+    figures = dict(line.split(" ", 1) for line in broker.ask("stats", "registry")[1].splitlines())
+    assert figures.keys() == fields("`registry`")
     everything = json.loads(broker.ask("stats", "json")[1])
     assert everything["broker"].keys() <= fields("The broker")
     assert everything["transactions"].keys() == fields("`transactions`") >= OF_CLUSTERS - {"registry"}
 
 
-def test_stats_of_a_lone_broker_name_no_registry() -> None:
-    client = node().connect()
-    assert client.ask("stats", "registry").text == "address none\n"
-    assert "registry" not in client.ask("stats", "*").text
-    assert json.loads(client.ask("stats", "json").body).get("registry") is None
-
-
-def test_describe_tells_homes_leaders_and_what_is_unavailable() -> None:
-    one, two = pair()
-    one.ask("topic", "create", "a", partitions=4)
-    two.refresh()
-    homes = [
-        {"home": f"{home:016x}", "name": f"broker-{home:x}", "epoch": 2, "leader": f"10.0.0.{home}:8123"}
-        for home in (A, B)
-    ]
-    assert two.read("cluster", "homes") == {"cluster": f"{CLUSTER:016x}", "map_version": 1, "homes": homes}
-    told = two.read("cluster", "describe")
-    assert (told["home"], told["homes"]) == (f"{B:016x}", homes)
-    assert told["topics"] == [{"topic": "a", "partitions": 4, "unavailable": []}]
-    one.registry.close()
-    two.refresh()
-    told = two.read("cluster", "describe")
-    assert [home["leader"] for home in told["homes"]] == [None, f"10.0.0.{B}:8123"]
-    assert told["topics"] == [{"topic": "a", "partitions": 4, "unavailable": [0, 2]}]
-
-
-def test_lone_broker_describes_itself() -> None:
+def test_lone_broker_tells_the_address_that_its_shell_knows() -> None:
     broker = node()
-    told = json.loads(broker.connect().ask("cluster", "describe").body)
-    home = f"{broker.recovered.identity.node:016x}"
-    assert (told["home"], told["registry"], told["map_version"]) == (home, None, 0)
-    assert told["homes"] == [{"home": home, "name": "small", "epoch": 1, "leader": broker.settings.listen}]
-    assert told["topics"] == [
-        {"topic": "a", "partitions": 2, "unavailable": []}, {"topic": "b", "partitions": 1, "unavailable": []},
-    ]  # fmt: skip
-    broker.context.address = "here:8123"  # as the shell says it, which knows the port
+    broker.context.address = "here:8123"
     told = json.loads(broker.connect().ask("cluster", "homes").body)
     assert told["homes"][0]["leader"] == "here:8123"
-    refused = broker.connect().ask("cluster", "move")
-    assert (refused.code, refused.text) == (400, "bad-request unknown action 'move'; known: describe, homes, retire\n")
-
-
-def test_hello_for_another_home_binds_no_session() -> None:
-    one, two = pair()
-    secret = one.read("hello", 1, "me", session="new")["secret"]
-    for wish in (f"1.0.{secret}", "new", "none", f"9.0.{secret}"):
-        code, text = two.ask("hello", 1, "me", session=wish, home=f"{A:016x}")
-        assert (code, text) == (
-            409,
-            f"not-owner leader=10.0.0.{A}:8123 home={A:016x} is not led here, but home {B:016x}\n",
-        )
-    assert not two.node.state.sessions
-    assert two.ask("hello", 1, "me", home=f"{0xDEF:016x}")[1].startswith("not-owner leader=- home=0000000000000def")
-    assert two.read("hello", 1, "me", session="new", home=f"{B:016x}")["session"] == "1"
-
-
-def test_hello_of_a_lone_broker_knows_its_home() -> None:
-    broker = node()
-    home = broker.recovered.identity.node
-    told = broker.connect().ask("hello", 1, "me", extensions={"home": f"{home:016x}"})
-    assert "registry" not in json.loads(told.body)
-    assert broker.connect().ask("hello", 1, "me", extensions={"home": "0" * 16}).error == "not-owner"
