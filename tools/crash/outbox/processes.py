@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from tools.crash.campaign import await_death as await_death_of_broker
 from tools.crash.directory import BROKER_SETTINGS
 from tools.crash.doors import OPERATOR, Doors, user_of
-from tools.crash.faults import Fault, Victim, Victims, await_death
+from tools.crash.faults import POINT_S, Fault, Victim, Victims, await_death
 from tools.crash.outbox.databases import COPY, Database
 from tools.crash.outbox.directory import SERVICE, OutboxCampaignDirectory
 from tools.crash.outbox.plan import BROKER, RELAYS
 from tools.crash.processes import CampaignError, Child, pause
+from txmq.testing.eventually import eventually
 from txmq.testing.processes.broker import BrokerProcess
 
 RELAY_USER, READER = "relay", "r"
@@ -115,9 +116,18 @@ class Processes(Victims):
         others = [relay for relay in self.relays.values() if relay is not client]
         for relay in self.relays.values():  # the other one would send
             relay.kill()
+        stops = self._all_stops()
         client.start(fault.point)
-        await_death(client, fault.point)
+        eventually(
+            lambda: not client.is_running or self._all_stops() != stops, f"{client.name} reaches {fault.point}",
+            POINT_S, CampaignError,
+        )  # fmt: skip
+        if not client.is_running:  # else an outbox has stopped, and never gets there: that is judged in the end
+            await_death(client, fault.point)
         self._kill([*victims, *others], fault)
+
+    def _all_stops(self) -> list[int]:
+        return [self.stops(name) for name in self._databases]
 
 
 def _is_stop(line: str, outbox: str) -> bool:
