@@ -25,7 +25,7 @@ from txmq.broker.verbs import get
 from txmq.broker.verbs.access import access_changes
 from txmq.broker.verbs.access.access_changes import journal
 from txmq.redo import entries
-from txmq.xa.database import strand_connection
+from txmq.runtime import workers
 
 SOURCE = Path(__file__).resolve().parents[2] / "txmq/broker/commit/pipeline.py"
 SEEDS, HARMLESS = range(1, 21), range(1, 5)
@@ -93,7 +93,7 @@ def test_end_of_a_block_that_cancellation_tears_is_caught(monkeypatch: pytest.Mo
 
 def test_connection_without_a_thread_of_its_own_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def hand_over(_worker: object, work: Callable[[], Any]) -> Any:
-        job = strand_connection._Job(work)
+        job = workers._Job(work)
         required_task().host.start("any", job.run)
         return job
 

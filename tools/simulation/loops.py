@@ -18,11 +18,10 @@ from contextvars import Context
 from functools import partial
 from typing import Any, cast
 
-from txmq.runtime import loop_stream, strands
+from txmq.runtime import loop_stream, strands, workers
 from txmq.runtime.caller import current_process
 from txmq.runtime.ports import Stream
 from txmq.runtime.tls import ClientTls
-from txmq.xa.database import strand_connection
 
 from .stream import Network, SimStream
 from .threads import Host, Killed, SimSignal, Task, required_task
@@ -301,10 +300,10 @@ class _Jobs:
         return self._jobs.popleft()
 
 
-class SimWorker(strand_connection.Worker):
-    """In place of ``txmq.xa.database.strand_connection.Worker``: its thread is a task of the process."""
+class SimWorker(workers.Worker):
+    """In place of ``txmq.runtime.workers.Worker``: its thread is a task of the process."""
 
     def __init__(self, name: str) -> None:
         self._jobs = cast("Any", _Jobs())
         self._process = current_process()
-        required_task().host.start(name, lambda: strand_connection._serve(self._jobs))
+        required_task().host.start(name, lambda: workers._serve(self._jobs))

@@ -25,9 +25,8 @@ from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
 from txmq.log.history import NO_LIFE
-from txmq.runtime import crashpoints, logging, loop_stream, net
+from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.clocks import OSClock, OSRandom
-from txmq.xa.database import strand_connection
 from txmq.xa.last_resource import in_doubt_outcome
 
 from . import users
@@ -184,7 +183,7 @@ def inhabited(
         shared.tls = SimTls(network) if world.has_tls else None
         doors = {net.connect: network.connect, OSClock: lambda: required_task().host,
                  OSRandom: lambda: SimRandom(world.rng), in_doubt_outcome.prove: watched_prove(shared),
-                 loop_stream.connect: connect_by_loop(network), strand_connection.Worker: SimWorker}  # fmt: skip
+                 loop_stream.connect: connect_by_loop(network), workers.Worker: SimWorker}  # fmt: skip
         block._STREAM_AT_BYTES = world.rng.choice((500, 8 << 20))
         logging.configure("info", log or TracedLog(world))  # type: ignore[arg-type]
         try:

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from txmq.runtime.ports import Clock
+if TYPE_CHECKING:
+    from txmq.runtime.ports import Clock
 
 __all__ = [
     "Attempt", "Condition", "Exclusive", "Forked", "Future", "Lock", "RLock", "Signal", "Strand", "ThreadLocal",

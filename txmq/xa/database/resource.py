@@ -29,13 +29,13 @@ from txmq.runtime.caller import current_process
 from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.runtime.ports import Clock, Random
 from txmq.runtime.threads import ThreadLocal
+from txmq.runtime.workers import WorkUnendedError
 from txmq.xa.database.dbapi import driver_of, limit_of
 from txmq.xa.database.guarded_connection import NO_ANSWER, WAIT_S_MIN
 from txmq.xa.database.installation import DatabaseSession, Demands, Installation, Lent
 from txmq.xa.database.strand_connection import (
     GivenUp,
     ThreadConnection,
-    WorkUnendedError,
     close_connection,
     lent,
     opened,

@@ -1,10 +1,11 @@
 """A driver's connection as a strand of an event loop uses it: as if it were a DB-API one, and nothing blocks the loop.
 
 Theory of operation. *In a thread of its own* (``ThreadConnection``). ``opened`` calls ``connect`` where the caller
-runs, or for a strand in a new thread, a ``Worker``, in which the connection is used from then on, until it is closed.
-So any DB-API driver serves ``txmq.aio``. One thread a connection, and not a pool of threads: 64 transactions that wait
-for one row would hold all threads of a pool, and the one that has the row would find none for its COMMIT. What is done
-at once is done in one hop: ``call(work, ...)``. Attributes are the connection's own; each call of a method is a hop.
+runs, or for a strand in a new thread (``runtime/workers.py``), in which the connection is used from then on, until it
+is closed. So any DB-API driver serves ``txmq.aio``. One thread a connection, and not a pool of threads: 64 transactions
+that wait for one row would hold all threads of a pool, and the one that has the row would find none for its COMMIT.
+What is done at once is done in one hop: ``call(work, ...)``. Attributes are the connection's own; each call of a method
+is a hop.
 
 *On the loop* (``LoopConnection``, for asynchronous drivers). Each call makes the driver's awaitable, and parks the
 strand until it is done. So what txmq does with databases is written once, for DB-API connections, and serves asyncpg as
@@ -33,116 +34,19 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from functools import lru_cache
 from inspect import isawaitable, iscoroutinefunction
-from queue import SimpleQueue
 from types import ModuleType
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from txmq.errors import ConfigError
 from txmq.runtime import threads
-from txmq.runtime.caller import current_process
-from txmq.runtime.threads import Signal
+from txmq.runtime.workers import Worker
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_WAIT_S = 3600.0  # a wait that comes back early is begun again
-
-
-class WorkUnendedError(Exception):
-    """A piece of work took too long, and goes on."""
-
-
-class _Job:
-    """A piece of work, and what became of it."""
-
-    __slots__ = ("context", "done", "error", "is_over", "result", "work")
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.work: Callable[[], Any] | None = work
-        self.context, self.done = copy_context(), Signal()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.is_over = False
-
-    def run(self) -> None:
-        assert self.work is not None
-        try:
-            self.result = self.context.run(self.work)
-        except BaseException as error:  # noqa: BLE001  raised again in the caller
-            self.error = error
-        self.work = None
-        self.is_over = True
-        self.done.set()
-
-
-class Worker:
-    """A thread that works for others, for one caller at a time, in the order of their calls. It begins when it is made,
-    and keeps no process alive. Its caller waits: a thread sleeps, a strand lets its loop go on.
-
-    Thread safety: any thread, any strand.
-    """
-
-    __slots__ = ("_jobs", "_process")
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._process = current_process()
-        threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True).start()
-
-    def call(self, work: Callable[[], T], on_left: Callable[[], None], timeout_s: float = math.inf) -> T:
-        """Run ``work`` there and wait for its end; its result, or its exception.
-
-        Args:
-            on_left: called if the caller's wait is interrupted, or too long: the work goes on then.
-
-        Raises:
-            WorkUnendedError: it has not ended after ``timeout_s`` seconds.
-            RuntimeError: the thread is that of the process which this one was forked from.
-        """
-        job, until = self._hand_over(work), time.monotonic() + timeout_s
-        try:
-            while not job.is_over:
-                job.done.wait(min(until - time.monotonic(), _WAIT_S))
-                if not job.is_over and time.monotonic() >= until:
-                    raise WorkUnendedError(f"it has not ended after {timeout_s:g} s")
-        except BaseException:
-            on_left()
-            raise
-        if job.error is not None:
-            try:
-                raise job.error
-            finally:
-                del job  # the exception's traceback holds this frame
-        return cast("T", job.result)
-
-    def post(self, work: Callable[[], None]) -> None:
-        """Have ``work`` run after what was handed over before; what it raises is lost."""
-        self._hand_over(work)
-
-    def _hand_over(self, work: Callable[[], Any]) -> _Job:
-        if self._process != current_process():
-            raise RuntimeError("this connection's thread is that of the process which this one was forked from")
-        job = _Job(work)
-        self._jobs.put(job)
-        return job
-
-    def end(self) -> None:
-        """End the thread after what was handed over before."""
-        self._jobs.put(None)
-
-
-def _serve(jobs: SimpleQueue[_Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job.run()
-        del job  # what it holds is not kept until the next one comes
-
-
 _THREAD_NAME = "txmq-database"
 _DOES_NOT_BLOCK = frozenset({"fileno"})
 

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 
 import pytest
 
+from txmq.runtime import workers
 from txmq.runtime.strands import Host
-from txmq.xa.database import strand_connection
-from txmq.xa.database.strand_connection import Worker, WorkUnendedError
+from txmq.runtime.workers import Worker, WorkUnendedError
 
 LONG_S = 60.0
 _word: ContextVar[str] = ContextVar("word", default="none")
@@ -90,7 +90,7 @@ def test_thread_outlives_the_loop_of_a_caller() -> None:
 
 def test_forked_child_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker("w")
-    monkeypatch.setattr(strand_connection, "current_process", lambda: -1)
+    monkeypatch.setattr(workers, "current_process", lambda: -1)
     with pytest.raises(RuntimeError, match="forked"):
         worker.call(lambda: 1, _never)
     worker.end()

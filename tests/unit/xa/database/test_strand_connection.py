@@ -15,13 +15,13 @@ import pytest
 from tools.simulated.stand_in import AnyClass
 from txmq.errors import ConfigError
 from txmq.runtime.strands import Host
+from txmq.runtime.workers import WorkUnendedError
 from txmq.xa.database.dbapi import driver_of, may_change_threads, run
 from txmq.xa.database.resource import ConnectionPool
 from txmq.xa.database.strand_connection import (
     GivenUp,
     LeftConnectionError,
     ThreadConnection,
-    WorkUnendedError,
     close_connection,
     lent,
     opened,
