@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from txmq.binlog.config import BinlogSettings, PublishSettings
 from txmq.binlog.errors import BinlogError, ReaderFencedError
@@ -42,6 +42,7 @@ from txmq.errors import (
     TooLargeError,
     TransactionStateError,
     TxmqError,
+    UnknownGroupError,
     UnknownTopicError,
 )
 from txmq.model import Message
@@ -277,8 +278,7 @@ class PositionLog:
         return newest
 
     def _require_saved(self) -> None:
-        rows = self._client.groups.describe(self._settings.group)["partitions"]
-        saved = next((row["offset"] for row in rows if row["topic"] == self._topic), None)
+        saved = next((row["offset"] for row in self._rows() if row["topic"] == self._topic), None)
         first = self._held[0].offset
         if first != (saved or 0):
             raise BinlogError(
@@ -288,9 +288,16 @@ class PositionLog:
 
     def _other(self) -> str | None:
         """The member that has the partition, if it is not this one."""
-        rows = self._client.groups.describe(self._settings.group)["partitions"]
-        owner = next((row["owner"] for row in rows if row["topic"] == self._topic), None)
+        owner = next((row["owner"] for row in self._rows() if row["topic"] == self._topic), None)
         return None if owner in (None, self._consumer.name) else str(owner)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """What the group says of its partitions; nothing if its members, this one too, were given up as gone."""
+        try:
+            rows: list[dict[str, Any]] = self._client.groups.describe(self._settings.group)["partitions"]
+        except UnknownGroupError:  # a broker that was frozen, or a network that was cut, before an offset was saved
+            return []
+        return rows
 
     # --- writing it --------------------------------------------------------------------------------------------------
 
