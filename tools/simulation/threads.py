@@ -100,6 +100,8 @@ class Task:
         host.require_alive()
 
     def _main(self) -> None:
+        inside = self.host.threads.inside
+        inside.add(threading.get_ident())
         try:
             if self.host.is_alive:
                 self._run()
@@ -109,6 +111,7 @@ class Task:
             if self.host.is_alive:
                 self.host.threads.failure = failure
         finally:
+            inside.discard(threading.get_ident())
             self.is_over = True
             self.host.threads.loop_baton.release()
 
@@ -211,10 +214,16 @@ class TasksOfLoop(Protocol):
 
 
 class Threads:
-    """All hosts of a world."""
+    """All hosts of a world.
+
+    Attributes:
+        inside: the threads of the simulation, by their numbers. Another thread of this process, which a test before
+            has left, gets real doors: it has no task that could be parked.
+    """
 
     def __init__(self, world: Simulation) -> None:
         self.world = world
+        self.inside: set[int] = set()
         self.hosts: list[Host] = []
         self.current: Task | None = None
         self.loop: TasksOfLoop | None = None  # whose callback runs
@@ -467,14 +476,21 @@ def _but_in_strands(real: Callable[..., Any], simulated: Callable[..., Any]) -> 
     return lambda *args: (simulated if threads.current_strand() is None else real)(*args)
 
 
+def _inside(all_threads: Threads, real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
+    inside, number = all_threads.inside, threading.get_ident
+    return lambda *args, **named: (simulated if number() in inside else real)(*args, **named)
+
+
 @contextmanager
 def installed(all_threads: Threads, replaced: dict[Any, Any]) -> Iterator[None]:
     """Simulated doors in every module of the client; ``replaced`` has more of them: the real one and its stand-in."""
     global _threads
-    doors = {
+    doors: dict[Any, Any] = {
         threads.Lock: SimLock, threads.Condition: SimCondition, threads.RLock: SimRLock, threads.Future: SimFuture,
         caller.current_owner: _current_owner,
     } | {real: _but_in_strands(real, simulated) for real, simulated in _OF_THREADS.items()} | replaced  # fmt: skip
+    all_threads.inside.add(threading.get_ident())
+    doors = {real: _inside(all_threads, real, simulated) for real, simulated in doors.items()}
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
         if module_name.startswith(_INSIDE):
