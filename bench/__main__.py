@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=options.json)
     console.width = max(console.width, 165)  # narrower, the figures would be cut off
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as name:
         directory = Path(name)
         machine, bare = facts(directory), bare_limits(directory)
         results: list[Result] = []

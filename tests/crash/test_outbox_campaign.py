@@ -13,13 +13,15 @@ import pytest
 import txmq
 from tools.checkers.events import History, Operation, Poll, Row, Send
 from tools.crash.directory import HistoryFile
-from tools.crash.doors import GuardedDoors
+from tools.crash.doors import OPEN, GuardedDoors
 from tools.crash.faults import Fault
 from tools.crash.outbox.campaign import OutboxCampaign
 from tools.crash.outbox.directory import OutboxCampaignDirectory
 from tools.crash.outbox.excuses import BrokerRestored, DatabaseRestored, excuse
 from tools.crash.outbox.plan import ALL_POINTS, ROUND, faults
+from tools.crash.outbox.processes import Processes
 from tools.crash.outbox.reader import OutboxReader
+from tools.simulated.stand_in import StandIn
 
 SEED = 1
 DATABASE, SERVICE, RELAY = "database sqlite", "service sqlite", "relay 1"
@@ -54,6 +56,20 @@ def test_outbox_survives_kills_copies_and_restores(tmp_path: Path) -> None:
 def test_campaign_notices_a_relay_without_a_rule(tmp_path: Path, rule: str, noticed: str) -> None:
     report = OutboxCampaign(tmp_path, SEED, lambda _: None, databases=["sqlite"], rule=rule).play([DIES])
     assert any(complaint.startswith(noticed) for complaint in report.complaints), report.complaints
+
+
+def test_relay_that_has_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a rule the line may stop before the relay gets to the point where it was to die."""
+    killed: list[object] = []
+    stops = itertools.chain([0, 0], itertools.repeat(1))
+    relay = StandIn(name="relay-1", is_running=True, start=lambda _point: None)
+    processes = Processes(OutboxCampaignDirectory(Path("/nowhere")), {"sqlite": StandIn()}, random.Random(SEED), OPEN)
+    processes.relays = {}
+    monkeypatch.setattr(processes, "child", lambda _name: relay)
+    monkeypatch.setattr(processes, "stops", lambda _outbox: next(stops))
+    monkeypatch.setattr(processes, "_kill", lambda victims, _fault: killed.extend(victims))
+    processes._crash([relay], DIES)
+    assert (killed, processes.points_hit) == ([relay], {})
 
 
 def test_a_round_has_every_point_and_every_victim() -> None:

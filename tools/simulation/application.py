@@ -28,7 +28,7 @@ from txmq.errors import (
 )
 from txmq.model import Outcome
 from txmq.xa.last_resource import in_doubt_outcome
-from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection
+from txmq.xa.last_resource.in_doubt_outcome import ResolvingConnection, Step
 from txmq.xa.last_resource.resource import LastResource
 from txmq.xa.resolver import Resolver
 
@@ -360,17 +360,17 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
     A rollback that was proved stands. A commit may be followed by a "rollback": the committed marker leaves once the
     broker has committed, and a later resolver gets a rolled-back one in. The broker then contradicts it.
     """
-    proved: dict[str, tuple[in_doubt_outcome.Step, str]] = {}
+    proved: dict[str, tuple[Step, str]] = {}
 
     def prove(
         database: ResolvingConnection, txid: str, deadline_ms: int, *, has_token: bool = True, waits: bool = True
-    ) -> tuple[in_doubt_outcome.Step, Exception | None]:
+    ) -> tuple[Step, Exception | None]:
         host = required_task().host
         step, error = _prove(database, txid, deadline_ms, has_token=has_token, waits=waits)
         host.world.trace(host.name, "proves", txid[34:], step.name, type(error).__name__)
-        if step not in (in_doubt_outcome.Step.UNDECIDED, in_doubt_outcome.Step.HELD):
+        if step not in (Step.UNDECIDED, Step.HELD):
             before, who = proved.setdefault(txid, (step, host.name))
-            if before is in_doubt_outcome.Step.REPORT_ROLLBACK and step is not before:
+            if before is Step.REPORT_ROLLBACK and step is not before:
                 raise Violation(f"P3: {txid}: {who} proved {before.name}, {host.name} {step.name}")
             if before is not step:  # the marker had gone, as it may once the broker has committed: its word counts
                 host.world.trace(txid, "proved", before.name, "and", step.name)
@@ -378,11 +378,7 @@ def watched_prove(shared: Shared) -> Callable[..., Any]:
                 host.world.meet("two resolvers met")
             if host.world.clock.now_ms() >= deadline_ms > 0:
                 host.world.meet("deadline passed while prepared")
-            met = (
-                "real resolver committed"
-                if step is in_doubt_outcome.Step.REPORT_COMMIT
-                else "real resolver rolled back"
-            )
+            met = "real resolver committed" if step is Step.REPORT_COMMIT else "real resolver rolled back"
             host.world.meet(met)
         return step, error
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator
 
 from txmq.state_machine import next_step
-from txmq.xa.last_resource import in_doubt_outcome
+from txmq.xa.last_resource.in_doubt_outcome import TRANSITIONS, Found, Step
 
 from .broker import Broker
 from .client import UUID, Process, Reply, Steps
@@ -35,41 +35,35 @@ class Resolver(Process):
                     yield from self._resolve(item["txid"])
 
     def _resolve(self, txid: str) -> Steps:
-        database, found = self.shared.database, in_doubt_outcome.Found.INSERTED
-        step = in_doubt_outcome.Step.INSERT
-        while step not in (
-            in_doubt_outcome.Step.RESOLVED,
-            in_doubt_outcome.Step.UNDECIDED,
-            in_doubt_outcome.Step.CONTRADICTED,
-        ):
+        database, found = self.shared.database, Found.INSERTED
+        step = Step.INSERT
+        while step not in (Step.RESOLVED, Step.UNDECIDED, Step.CONTRADICTED):
             yield self.world.rng.uniform(0.0, 0.01)
-            if step is in_doubt_outcome.Step.INSERT:
+            if step is Step.INSERT:
                 found = {
-                    "inserted": in_doubt_outcome.Found.INSERTED, "duplicate": in_doubt_outcome.Found.DUPLICATE,
-                    "locked": in_doubt_outcome.Found.FAILED,
+                    "inserted": Found.INSERTED, "duplicate": Found.DUPLICATE,
+                    "locked": Found.FAILED,
                 }[database.insert_rolled_back(txid)]  # fmt: skip
-                if found is in_doubt_outcome.Found.FAILED:
+                if found is Found.FAILED:
                     self.world.meet("marker locked")
-            elif step is in_doubt_outcome.Step.READ:
+            elif step is Step.READ:
                 found = {
-                    "committed": in_doubt_outcome.Found.COMMITTED, "rolled-back": in_doubt_outcome.Found.ROLLED_BACK,
-                    None: in_doubt_outcome.Found.FAILED,
+                    "committed": Found.COMMITTED, "rolled-back": Found.ROLLED_BACK,
+                    None: Found.FAILED,
                 }[database.markers.get(txid)]  # fmt: skip
             else:
                 found = yield from self._tell(step, txid)
-            step = next_step(in_doubt_outcome.TRANSITIONS, step, found)
+            step = next_step(TRANSITIONS, step, found)
 
-    def _tell(self, step: in_doubt_outcome.Step, txid: str) -> Generator[float | bytes, Reply, in_doubt_outcome.Found]:
-        is_commit, body = (
-            step is in_doubt_outcome.Step.REPORT_COMMIT,
-            b"" if step is in_doubt_outcome.Step.REPORT_COMMIT else None,
-        )
+    def _tell(self, step: Step, txid: str) -> Generator[float | bytes, Reply, Found]:
+        is_commit = step is Step.REPORT_COMMIT
+        body = b"" if is_commit else None
         reply = yield from self.ask("commit" if is_commit else "rollback", txid, body=body)
         if reply is None or reply[0] >= 500:
-            return in_doubt_outcome.Found.FAILED
+            return Found.FAILED
         if reply[0] != 200:
-            return in_doubt_outcome.Found.CONTRADICTED
+            return Found.CONTRADICTED
         self.world.meet("resolver committed" if is_commit else "resolver rolled back")
         if is_commit:
             self.shared.database.markers.pop(txid, None)
-        return in_doubt_outcome.Found.REPORTED
+        return Found.REPORTED

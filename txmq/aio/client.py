@@ -34,7 +34,7 @@ from txmq.model import Message
 from txmq.outbox import outbox as outboxes
 from txmq.runtime import strands
 from txmq.runtime.clocks import OSClock
-from txmq.xa.database.strand_connection import opened_by_driver
+from txmq.xa.database.strand_connection import opened_for_caller
 
 
 async def connect(
@@ -128,7 +128,7 @@ class Client(Facade[LoopClient]):
         """
         inner = outbox.inner if isinstance(outbox, Outbox) else outbox
         require_function("connect", connect, "a function that opens a connection")
-        opens = partial(opened_by_driver, connect)
+        opens = partial(opened_for_caller, connect)
         began = partial(self.inner.relay, inner, connect=opens, durability=durability)
         return Relay(self.host.call(began), self.host)
 

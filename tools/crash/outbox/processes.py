@@ -104,8 +104,9 @@ class Processes(Victims):
         return server
 
     def _crash(self, victims: Sequence[Victim], fault: Fault) -> None:
-        self.points_hit[fault.point.partition(":")[0]] += 1
+        point = fault.point.partition(":")[0]
         if fault.victims[0] == BROKER:
+            self.points_hit[point] += 1
             self.broker.kill()
             self.broker.launch(env={"TXMQ_CRASH": fault.point})
             await_death_of_broker(self.broker, fault.point)
@@ -124,6 +125,7 @@ class Processes(Victims):
         )  # fmt: skip
         if not client.is_running:  # else an outbox has stopped, and never gets there: that is judged in the end
             await_death(client, fault.point)
+            self.points_hit[point] += 1
         self._kill([*victims, *others], fault)
 
     def _all_stops(self) -> list[int]:

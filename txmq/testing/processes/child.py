@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 60.0
 _LOG_TAIL_BYTES = 2000
 
 
-class ChildProcess:
+class ChildProcess(ABC):
     """One server; its launcher derives from this. Usable as a block: killed at its end.
 
     Args:
@@ -47,9 +47,9 @@ class ChildProcess:
         self.log_file = log_file
         self._process: Process | None = None
 
+    @abstractmethod
     def start(self) -> object:
         """Start it, and wait until it serves."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:

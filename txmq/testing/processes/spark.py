@@ -28,14 +28,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from txmq.errors import TxmqError
 from txmq.runtime.build import how_to_install
 from txmq.runtime.private_files import make_private_directory, open_private, private_umask
 from txmq.testing.processes.broker import free_port
-from txmq.testing.processes.child import ChildProcess
+from txmq.testing.processes.child import ChildProcess, ServerGroup
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -256,13 +255,17 @@ class _Daemon(ChildProcess):
     failure = SparkClusterError
     title = "a process of the Spark cluster"
 
-    def run(self, arguments: list[str], env: Mapping[str, str], ready: str) -> None:
+    def __init__(self, log_file: Path, arguments: list[str], env: Mapping[str, str], ready: str) -> None:
+        super().__init__(log_file)
+        self._arguments, self._env, self._ready = arguments, env, ready
+
+    def start(self) -> Self:
         # The class path that Spark makes by itself is the only one that its archive of classes is for.
-        self._spawn([str(Path(env["SPARK_HOME"]) / "bin" / "spark-class"), *arguments], env)
-        self._wait_until(lambda: ready in self.logs(), START_TIMEOUT_S)
+        self._spawn([str(Path(self._env["SPARK_HOME"]) / "bin" / "spark-class"), *self._arguments], self._env)
+        return self._wait_until(lambda: self._ready in self.logs(), START_TIMEOUT_S)
 
 
-class SparkCluster:
+class SparkCluster(ServerGroup):
     """One cluster. Usable as a block: its processes are killed at the end.
 
     Args:
@@ -274,21 +277,9 @@ class SparkCluster:
     """
 
     def __init__(self, directory: Path | str, workers: int = 2) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory, self._workers = Path(directory).absolute(), workers
         self.master = ""
-        self._daemons = [_Daemon(self.directory / f"{name}.log") for name in ("master", *map(str, range(workers)))]
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+        self._daemons: list[_Daemon] = []
 
     def start(self) -> Self:
         """Start the master, then the workers, and wait until all of them are registered.
@@ -302,13 +293,18 @@ class SparkCluster:
         env |= {"SPARK_DAEMON_JAVA_OPTS": quick["SPARK_SUBMIT_OPTS"], "SPARK_DAEMON_MEMORY": "256m"}
         port = free_port(_HOST)
         self.master = f"spark://{_HOST}:{port}"
-        master, *workers = self._daemons
         address = ["--host", _HOST, "--webui-port", "0"]
-        master.run([_MASTER, *address, "--port", str(port)], env, "New state: ALIVE")
-        for number, worker in enumerate(workers):
+        self._start("master", [_MASTER, *address, "--port", str(port)], env, "New state: ALIVE")
+        for number in range(self._workers):
             work = ["--work-dir", str(self.directory / f"work-{number}"), "--cores", "1", "--memory", "1g"]
-            worker.run([_WORKER, *address, *work, self.master], env, "Successfully registered with master")
+            arguments = [_WORKER, *address, *work, self.master]
+            self._start(str(number), arguments, env, "Successfully registered with master")
         return self
+
+    def _start(self, name: str, arguments: list[str], env: Mapping[str, str], ready: str) -> None:
+        daemon = _Daemon(self.directory / f"{name}.log", arguments, env, ready)
+        self._daemons.append(daemon)
+        daemon.start()
 
     @property
     def daemons(self) -> list[int]:
@@ -325,7 +321,7 @@ class SparkCluster:
                     found.append(int(process.name))
         return found
 
-    def stop(self) -> None:
-        """End all of its processes; executors end with their workers."""
+    def kill(self) -> None:
+        """SIGKILL to all of its processes; executors end with their workers."""
         for daemon in reversed(self._daemons):
             daemon.kill()

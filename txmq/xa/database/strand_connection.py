@@ -455,7 +455,7 @@ def on_loop(connection: Any) -> LoopConnection:
     return _TYPES.get(name, LoopConnection)(connection, sys.modules[name])
 
 
-def opened_by_driver(connect: Callable[[], Any]) -> Any:
+def opened_for_caller(connect: Callable[[], Any]) -> Any:
     """A connection made by ``connect``, for the caller alone.
 
     In a strand ``connect`` may be of an asynchronous driver: the connection is used on the loop. Any other one is made,
