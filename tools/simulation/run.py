@@ -21,7 +21,7 @@ from tools.images.check import comparable
 from tools.images.node import Node
 from tools.simulated.clock import SimRandom
 from txmq.client.consumer.offsets.offset_store import order_anew
-from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S
+from txmq.client.spooling.direct_or_spooled import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
 from txmq.log.history import NO_LIFE

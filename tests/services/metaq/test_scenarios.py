@@ -61,9 +61,9 @@ OrderedMessagePartitionSelectorUnitTest  tests/unit/client/test_partitioner.py::
                                          test_a_partition_that_is_not_there_is_refused;
                                          tests/services/producer/test_ordered_producer.py::
                                          test_closed_topic_and_its_successor_are_waited_for
-OrderedMessageSenderUnitTest             tests/unit/client/spooling/test_partition_queue.py::
+OrderedMessageSenderUnitTest             tests/unit/client/spooling/test_direct_or_spooled.py::
                                          test_direct_sending_goes_on_only_when_the_spool_is_empty;
-                                         tests/unit/client/spooling/test_partition_queue.py::
+                                         tests/unit/client/spooling/test_direct_or_spooled.py::
                                          test_whatever_fails_nothing_is_lost_repeated_or_reordered
 OrderedLocalMessageStorageManagerUnitT.  tests/unit/client/spooling/test_spool.py::
                                          test_batches_come_out_in_order_in_which_they_went_in

@@ -2,10 +2,10 @@
 
 Theory of operation. Batches, sequences, batches in flight and waiting threads work as in every producer
 (``producer/sender.py``, ``producer/core.py``), except for failures: nothing is tried again here. A refusal, a lost
-connection or a deadline *gives up* the partition: no more of it is sent, and its queue (``partition_queue``) takes over
-the batches that are not acknowledged, in order, and spools them. A batch that was sent and not answered is handed over
-with its sequence. A batch that was certainly refused, and those after it, are handed over without: the refusal left a
-gap in the sequence, so the broker cannot have stored them.
+connection or a deadline *gives up* the partition: no more of it is sent, and its queue (``direct_or_spooled``) takes
+over the batches that are not acknowledged, in order, and spools them. A batch that was sent and not answered is handed
+over with its sequence. A batch that was certainly refused, and those after it, are handed over without: the refusal
+left a gap in the sequence, so the broker cannot have stored them.
 
 Invariants:
     * A partition is sent to from ``begin`` on, until it is given up or handed over, and then not before the next

@@ -1,9 +1,9 @@
 """``client.ordered_producer(...)``: same key, same partition, same order, through failures of broker and producer.
 
-A message is checked here, its partition is chosen, and the partition's queue (``partition_queue``) sends or spools it.
-There are threads besides the callers'. Each home has a *drain thread*, which goes over its partitions with messages in
-the spool, and waits for a back-off at those that cannot be written. The *spooling thread* makes the queues take over
-what was sent directly and failed.
+A message is checked here, its partition is chosen, and the partition's queue sends or spools it
+(``direct_or_spooled``). There are threads besides the callers'. Each home has a *drain thread*, which goes over its
+partitions with messages in the spool, and waits for a back-off at those that cannot be written. The *spooling thread*
+makes the queues take over what was sent directly and failed.
 
 The selector sees the topic's declared partitions. The broker is asked how many there are, and the spool keeps the
 answer, so that messages find their partition while the broker is away. A producer that has never reached the broker
@@ -31,7 +31,7 @@ from txmq.client.partitioner import KeyHashSelector, PartitionSelector, checked
 from txmq.client.producer.bulk import Pair
 from txmq.client.producer.core import BACKOFF_S, ProducerLimits, Record, TopicRef
 from txmq.client.producer.producer import Content, Producer, ProducerSettings, checked_content
-from txmq.client.spooling.partition_queue import VISIBILITY_WAIT_S, PartitionQueue
+from txmq.client.spooling.direct_or_spooled import VISIBILITY_WAIT_S, PartitionQueue
 from txmq.client.spooling.spool import SIZE_BYTES_MAX, Spool
 from txmq.client.spooling.spool_homes import SpoolHome, SpoolHomes
 from txmq.client.transaction.current import refuse_enclosed

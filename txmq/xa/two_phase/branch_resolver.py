@@ -3,7 +3,7 @@
 Theory of operation. A round knows two lists, the broker's decisions with a branch here that is not complete, and what
 XA RECOVER lists as prepared, and works on both:
 
-*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``heuristic_outcome`` judges the
+*Decided*. Each branch is committed, as soon as its owner has gone or has had a second; ``branch_verdict`` judges the
 database's answer. If the branch is done, or ended in another way, ``complete`` is sent.
 
 *Prepared without a decision*. The broker is asked for the outcome. Committed: it was decided a moment ago, and the next
@@ -73,7 +73,7 @@ from txmq.xa.resolver_ports import (
     is_of_this_broker,
     list_transactions,
 )
-from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
+from txmq.xa.two_phase.branch_verdict import Verdict, verdict
 from txmq.xa.two_phase.resource_ports import Ended, ListedXid, Recovery, XAResource
 from txmq.xid import Xid, branch_xid
 

@@ -14,13 +14,12 @@ from txmq.broker.cluster.registry_asks import (
     DropTopic,
     FindAnchor,
     ReleaseAnchor,
-    Room,
     carry_out,
 )
 from txmq.broker.verbs.anchors import find_anchor
-from txmq.errors import BrokerError, OverloadedError, RegistryAwayError, RegistryConflictError
+from txmq.errors import BrokerError, RegistryAwayError, RegistryConflictError
 from txmq.model import TopicConfig
-from txmq.registry.cluster_metadata import DeletedTopic, HomeEntry, PlacedTopic, TopicMap
+from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, TopicMap
 from txmq.registry.topics import Topic
 
 from ..support import node, values
@@ -33,17 +32,6 @@ def placed(name: str, topic_id: int, *homes: int, version: int = 1) -> PlacedTop
 
 
 # --- create and alter ------------------------------------------------------------------------------------------------
-
-
-def test_spread_prefers_homes_with_few_partitions() -> None:
-    homes = [HomeEntry(home, "", 1, "address" if home < 4 else None) for home in (1, 2, 3, 4)]
-    room = Room([placed("a", 1, 1, 1), placed("b", 2, 2)], homes, 3)
-    assert room.spread((), 4, 100) == (3, 2, 1, 3)
-    assert room.spread((3, 3), 2, 100) == (2, 1)
-    assert Room([], [], 7).spread((), 2, 100) == (7, 7)  # the own leader's node may be gone for a moment
-    assert Room([placed("a", 1, 1, 1)], homes, 3).spread((), 4, 2) == (2, 3, 2, 3)
-    with pytest.raises(OverloadedError, match="partitions_max 2 would be passed"):
-        Room([placed("a", 1, 1, 1)], homes, 3).spread((), 5, 2)
 
 
 class Contended(EmbeddedRegistry):

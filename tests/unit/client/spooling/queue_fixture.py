@@ -10,8 +10,8 @@ import pytest
 
 from tools.simulated.clock import SimClock
 from txmq.client.producer.core import ProducerLimits
+from txmq.client.spooling.direct_or_spooled import PartitionQueue
 from txmq.client.spooling.direct_sender import OrderedSender
-from txmq.client.spooling.partition_queue import PartitionQueue
 from txmq.client.spooling.spool import AssignedSequence, Spool, SpoolIdentity
 from txmq.client.spooling.spool_homes import Sessions, stamped
 from txmq.client.transaction.homes import PendingCommits

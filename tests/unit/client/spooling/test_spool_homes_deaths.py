@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.client.homes import Cluster
 from txmq.client.partitioner import RoundRobinSelector
-from txmq.client.spooling import direct_sender, partition_queue, spool
+from txmq.client.spooling import direct_or_spooled, direct_sender, spool
 from txmq.client.spooling.ordered_producer import OrderedMessageProducer, OrderedOptions
 from txmq.errors import StorageError, TxmqError
 from txmq.model import SendResult
@@ -67,7 +67,7 @@ def test_nothing_is_lost_or_twice_whenever_it_dies(
 ) -> None:
     life = Life(cluster, tmp_path, dies_at)
     with monkeypatch.context() as patched:
-        for module in (direct_sender, partition_queue, spool):
+        for module in (direct_sender, direct_or_spooled, spool):
             patched.setattr(module, "crash_point", life.crash_point)
         with ThreadPoolExecutor(1) as threads:
             sent = threads.submit(life.send_all)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.log.support import NUMBER, make_batch, make_placed
 from tools.simulated.stand_in import AnyClass
-from txmq.client.spooling.partition_queue import StoredInLog, look_up
+from txmq.client.spooling.direct_or_spooled import StoredInLog, look_up
 from txmq.client.spooling.spool import AssignedSequence, Entry, SpoolIdentity
 from txmq.client.spooling.spool_homes import stamped
 from txmq.errors import InvalidBatchError

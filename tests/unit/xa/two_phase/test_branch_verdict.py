@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from txmq.xa.two_phase.heuristic_outcome import Verdict, verdict
+from txmq.xa.two_phase.branch_verdict import Verdict, verdict
 from txmq.xa.two_phase.resource_ports import Ended
 
 
