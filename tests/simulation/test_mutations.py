@@ -112,6 +112,11 @@ def test_removal_of_a_user_that_no_journal_has_is_caught(monkeypatch: pytest.Mon
     _caught("U1", first=5, users=True)
 
 
+def test_segment_whose_beginning_no_record_tells_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "encode_clock", lambda _time_ms: b"")
+    _caught("P10: the records make another state", first=1)
+
+
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
 def test_pipeline_that_ships_is_not(sync: str) -> None:
     assert [simulate(seed, sync=sync, endless=True).error for seed in HARMLESS] == [None] * len(HARMLESS)

@@ -8,11 +8,11 @@ noted on the disk, so that a crash image knows what had been told by then:
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from tools.images.follower import Follower, encoded
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.cluster_view import ClusterView
@@ -22,7 +22,6 @@ from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
 from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Part, Step
 from txmq.broker.core import Core
-from txmq.broker.state.state import State
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.log import records
@@ -68,11 +67,6 @@ class Answer(NamedTuple):
     def error(self) -> str:
         """The error's name; empty for 200."""
         return "" if self.code == 200 else self.text.split(" ", 1)[0]
-
-
-def encoded(state: State) -> bytes:
-    """What a checkpoint of this state holds: one JSON text."""
-    return json.dumps(state.snapshot(), separators=(",", ":")).encode()
 
 
 class Client:
@@ -156,6 +150,7 @@ class Node:
             disk, self.clock, chance, settings, incarnation=incarnation, cluster_id=cluster_id
         )
         self.store, self.state = self.recovered.store, self.recovered.state
+        self._follower = Follower(disk.view(), self.recovered.identity.node, self.store.checkpoint_lsn)
         if is_home:
             self.state.order.queue_together()
         chance = SimRandom(random.Random(self.state.epoch))
@@ -274,8 +269,19 @@ class Node:
         if isinstance(step, Checkpoint):
             state = checkpoint.read(self.disk, self.store.checkpoint_lsn, node_id=None).state
             assert state == self._state_then, "P10: a checkpoint holds something else than the state when it was taken"
+            self._follower.compare(self.store.checkpoint_lsn, bytes(state))
         self.pipeline.done(step, self.clock.monotonic())
         self.flush()
+
+    def compare_follower(self) -> None:
+        """Whoever folded all its records has its state; nothing is under way."""
+        assert self.pipeline.is_idle, "a request is not in the journal"
+        self._follower.compare(self.store.journal.next_lsn, encoded(self.state))
+
+    def count_generations_anew(self) -> None:
+        """As in the first life of a directory; this one has just begun."""
+        self.state.saved.generation_floor = 0
+        self._follower.anew_at = self.store.journal.next_lsn
 
     def force(self) -> None:
         """Sync what ``sync`` lets wait."""

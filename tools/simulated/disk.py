@@ -133,6 +133,10 @@ class SimDisk:
     def kill(self) -> SimDisk:
         """The process ends, the machine lives: a new disk with the same cache, pending operations and trace."""
         self._dead = True
+        return self.view()
+
+    def view(self) -> SimDisk:
+        """The same files, for somebody who only looks: no fault concerns it, nothing is counted, no lock is seen."""
         disk = self._successor(Image({}, {}))
         disk.model, disk.trace, disk.used_bytes = self.model, self.trace, self.used_bytes
         disk._entries, disk._nodes, disk._next_inode = self._entries, self._nodes, self._next_inode  # noqa: SLF001

@@ -35,6 +35,7 @@ def check_promises(shared: Shared, told: Told) -> Visible:
     """What must hold at the end; the messages that readers see."""
     for node in shared.nodes():
         check_settled(node)
+        node.compare_follower()
     assert shared.bank is not None
     shared.bank.check()
     visible = visible_messages(shared.nodes(), shared.history)

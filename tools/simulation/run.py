@@ -347,7 +347,7 @@ def _check(shared: Shared, told: Told) -> None:
     visible = check_promises(shared, told)
     [node] = shared.nodes()
     before = node.state
-    before.started(0, 0, NO_LIFE)
+    before.started(0, 0, NO_LIFE, before.limits)
     again = node
     for lost in (node.disk.kill(), node.disk.crash()):
         again = Node(lost, shared.broker.settings, clock=shared.world.clock)

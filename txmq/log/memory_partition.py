@@ -1,8 +1,8 @@
 """A partition in memory, for data that may be lost: nothing on disk, nothing journaled.
 
 Batches are kept in blocks of about 1/64 of the limit; when the limit is passed, the oldest block goes and the log start
-moves. What is appended is readable at once. After a restart the offsets go on from the last checkpoint's end, empty, so
-that saved offsets of consumers do not point at other messages sooner than need be.
+moves. What is appended is readable at once. No record tells of it; each life of the broker begins, empty, at an offset
+that no life before it has reached, so that saved offsets of consumers point at no other messages.
 
 Thread safety: as ``Partition``: readers take a copy of the list of blocks, and of a block's list of batches.
 """
@@ -21,6 +21,7 @@ from txmq.log.partition import Frozen, Partition
 from txmq.model import Storage, TopicConfig
 
 RETENTION_SIZE_BYTES = 64 << 20  # where the topic names none
+EPOCH_SHIFT = 40  # an epoch has so many bits of offsets: a million a second for twelve days
 _BLOCKS = 64
 
 
@@ -39,12 +40,12 @@ class _Block:
 class MemoryPartition(Partition):
     """The surface of ``Partition``; ``append`` stands for place, stamp and publish."""
 
-    __slots__ = ("_blocks", "_size_bytes")
+    __slots__ = ("_blocks", "_first", "_size_bytes")
 
     def __init__(self, topic_id: int, topic: str, number: int, config: TopicConfig) -> None:
         super().__init__(topic_id, topic, number, config)
         self._blocks: list[_Block] = []
-        self._size_bytes = 0
+        self._size_bytes = self._first = 0
 
     def append(self, batch: bytearray, count: int, max_timestamp_ms: int, crc: int) -> int:
         """Take in a checked batch (it is kept, not copied). Returns its base offset. Durability: none, ever."""
@@ -112,8 +113,9 @@ class MemoryPartition(Partition):
         raise StorageError(f"topic {self.topic!r} is kept in memory: batches are appended, not placed")
 
     def redo(
-        self, segment_base: int, position: int, base_offset: int, next_offset: int, max_timestamp_ms: int, size: int
-    ) -> None:
+        self, segment_base: int, position: int, base_offset: int, next_offset: int, max_timestamp_ms: int, size: int,
+        clock_ms: int,
+    ) -> None:  # fmt: skip
         """Refused: the journal never saw these batches."""
         raise StorageError(f"topic {self.topic!r} is kept in memory: the journal has nothing to redo for it")
 
@@ -136,15 +138,23 @@ class MemoryPartition(Partition):
             self._drop_oldest()
         self.log_start = max(self.log_start, min(offset, self.next_offset))
 
+    def began(self, epoch: int) -> None:
+        """Empty, at the epoch's first offset. Nobody can go on with what former lives had."""
+        self._blocks, self._size_bytes, self.lives = [], 0, ()
+        self._begin(epoch << EPOCH_SHIFT)
+
+    def _begin(self, offset: int) -> None:
+        self._first = self.log_start = self.high_watermark = self.next_offset = offset
+        self._durable = (offset, 0, 0)
+
     def freeze(self) -> Frozen:
-        """Where the offsets are; the messages are not kept."""
-        return self.next_offset, self.next_offset, self.lives, [], 0, 0, 0, 0
+        """Where its offsets began; the messages are not kept."""
+        return self._first, self._first, self.lives, [], 0, 0, 0, 0
 
     def restore(self, snapshot: Sequence[Any]) -> None:
-        """Empty, at the offsets of the snapshot."""
+        """Empty, at the offset of the snapshot."""
         super().restore(snapshot)
-        self.log_start = self.high_watermark = self.next_offset
-        self._durable = (self.next_offset, 0, 0)
+        self._begin(self.next_offset)
 
 
 def _base_offset(block: _Block) -> int:

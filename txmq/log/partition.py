@@ -47,7 +47,6 @@ from txmq.model import TopicConfig
 
 STEP_BYTES = 1 << 20
 STEPS_NOWAIT = 2
-_UNKNOWN_MS = -1
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{20})\.log\Z")
 LogPosition = tuple[int, int, int]  # offset, base offset of the segment it is in, position there
 
@@ -57,17 +56,9 @@ class Segment:
 
     __slots__ = ("base_offset", "created_ms", "max_timestamp_ms", "size_bytes")
 
-    def __init__(
-        self, base_offset: int, size_bytes: int = 0, max_timestamp_ms: int = -1, created_ms: int = _UNKNOWN_MS
-    ) -> None:
+    def __init__(self, base_offset: int, size_bytes: int = 0, max_timestamp_ms: int = -1, created_ms: int = 0) -> None:
         self.base_offset, self.size_bytes = base_offset, size_bytes
         self.max_timestamp_ms, self.created_ms = max_timestamp_ms, created_ms
-
-    def created_at_latest(self, now_ms: int) -> Segment:
-        """This one, or one that replaces it, because a checkpoint may hold this one."""
-        if self.created_ms <= now_ms:
-            return self
-        return Segment(self.base_offset, self.size_bytes, self.max_timestamp_ms, now_ms)
 
 
 # Log start, next offset, lives, the segments and how many of them; size, newest timestamp and beginning of the last.
@@ -86,8 +77,8 @@ class Partition:
     """
 
     __slots__ = (
-        "_durable", "_hint", "_pending", "config", "high_watermark", "is_deleted", "lives", "log", "log_start",
-        "next_offset", "number", "producers", "segments", "topic", "topic_id", "waiters",
+        "_ahead", "_durable", "_hint", "_pending", "config", "high_watermark", "is_deleted", "lives", "log",
+        "log_start", "next_offset", "number", "producers", "segments", "topic", "topic_id", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, topic: str, number: int, config: TopicConfig) -> None:
@@ -98,6 +89,7 @@ class Partition:
         self._durable: LogPosition = (0, 0, 0)  # the high watermark
         self._pending: list[LogPosition] = []  # what ``_durable`` will be, one for each place since
         self._hint: tuple[int, int, int] = (-1, -1, -1)  # where the last read ended: offset, segment base, position
+        self._ahead: dict[int, int] | None = None  # segments that retention saw to be from the future: since when
         self.producers: dict[int, Any] = {}
         self.waiters: list[Any] | None = None
         self.lives: Lives = ()
@@ -118,10 +110,10 @@ class Partition:
         age_ms = config.segment_age_ms
         if position and (
             position + size > config.segment_size_bytes
-            or (age_ms is not None and now_ms - segment.created_ms >= age_ms)
+            # One from the future was begun by a clock that was ahead: its age is not known.
+            or (age_ms is not None and not 0 <= now_ms - segment.created_ms < age_ms)
         ):
-            segment = self._roll_if_due(segment, size, now_ms)
-            position = segment.size_bytes
+            segment, position = self._roll(now_ms), 0
         base_offset = self.next_offset
         self.next_offset = next_offset = base_offset + count
         segment.size_bytes = end = position + size
@@ -136,28 +128,25 @@ class Partition:
         segments = self.segments
         return (segments[-1].size_bytes if segments else 0) + size <= self.config.segment_size_bytes
 
-    def _roll_if_due(self, segment: Segment, size: int, now_ms: int) -> Segment:
-        if segment.created_ms == _UNKNOWN_MS:
-            segment.created_ms = now_ms  # redone from the journal, which does not keep it: its age counts from now
-            if segment.size_bytes + size <= self.config.segment_size_bytes:
-                return segment
-        return self._roll(now_ms)
-
     def _roll(self, now_ms: int) -> Segment:
         segment = Segment(self.next_offset, created_ms=now_ms)
         self.segments.append(segment)
         return segment
 
     def redo(
-        self, segment_base: int, position: int, base_offset: int, next_offset: int, max_timestamp_ms: int, size: int
-    ) -> None:
+        self, segment_base: int, position: int, base_offset: int, next_offset: int, max_timestamp_ms: int, size: int,
+        clock_ms: int,
+    ) -> None:  # fmt: skip
         """The same move from a journal entry; then ``publish``.
+
+        Args:
+            clock_ms: when a segment begins that it begins.
 
         Raises:
             StorageError: the entry does not follow what came before: journal and checkpoint do not belong together.
         """
         if not self.segments or self.segments[-1].base_offset < segment_base:
-            self.segments.append(Segment(segment_base))
+            self.segments.append(Segment(segment_base, created_ms=clock_ms))
         segment = self.segments[-1]
         if (segment.base_offset, segment.size_bytes, self.next_offset) != (segment_base, position, base_offset):
             raise StorageError(
@@ -178,11 +167,8 @@ class Partition:
         self.lives = with_life(self.lives, life, self.next_offset)
         self.log = log_name(self.topic_id, life).encode()
 
-    def began(self, now_ms: int) -> None:
-        """The broker started: segments that were redone, and have no time in the journal, began now."""
-        for segment in self.segments:
-            if segment.created_ms == _UNKNOWN_MS:
-                segment.created_ms = now_ms
+    def began(self, epoch: int) -> None:
+        """The broker started: what is on disk is as it was."""
 
     def segment_path(self, segment_base: int) -> str:
         """The file of a segment, relative to the data directory."""
@@ -305,8 +291,10 @@ class Partition:
         that was ahead: it counts from now. By age the active segment goes too: the next batch begins another. By size,
         the oldest go while the others hold at least ``retention_size_bytes``.
         """
-        if any(segment.created_ms > now_ms for segment in self.segments):
-            self.segments = [segment.created_at_latest(now_ms) for segment in self.segments]
+        for segment in self.segments:
+            if segment.created_ms > now_ms:
+                ahead = self._ahead = self._ahead or {}
+                ahead[segment.base_offset] = min(ahead.get(segment.base_offset, now_ms), now_ms)
         left, start, paths = self.size_bytes, self.log_start, []
         for segment, following in pairwise([*self.segments, Segment(self.next_offset, created_ms=now_ms)]):
             left -= segment.size_bytes
@@ -323,8 +311,10 @@ class Partition:
         if config.retention_ms is None:
             return False
         newest_ms = segment.max_timestamp_ms
-        if following.created_ms != _UNKNOWN_MS and not 0 <= newest_ms <= now_ms:
+        if not 0 <= newest_ms <= now_ms:
             newest_ms = following.created_ms
+            if newest_ms > now_ms and self._ahead is not None:
+                newest_ms = self._ahead[following.base_offset]
         if newest_ms < 0:
             return False
         return now_ms - newest_ms > config.retention_ms
@@ -336,6 +326,8 @@ class Partition:
         self.log_start = offset
         ends = [*(segment.base_offset for segment in self.segments[1:]), self.next_offset]
         self.segments = [segment for segment, end in zip(self.segments, ends, strict=False) if end > offset]
+        if self._ahead:
+            self._ahead = {base: now_ms for base, now_ms in self._ahead.items() if base >= offset} or None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

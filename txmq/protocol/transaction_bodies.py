@@ -327,7 +327,7 @@ def _details(text: bytes, number: int) -> dict[str, Any]:
         raise BadRequestError(f"branch {number}: connection is a number from 0 to 2^64-1, or null")
     if not is_valid_table(details["table"]):
         raise BadRequestError(f"branch {number}: table is no table's name")
-    return details
+    return {name: details[name] for name in _DETAILS}  # in the order in which they are journaled
 
 
 def _refuse_twins(uuids: Sequence[str]) -> None:

@@ -9,15 +9,21 @@ Invariants:
 
 * a name in the directory belongs to a forced file: one that fails its check was damaged later;
 * the last good checkpoint is never unlinked before a newer one is durable: damaged ones are not counted among the two;
-* everything is under a CRC, header and state, and node id and LSN are checked against directory and name.
+* everything is under a CRC, header and state, and node id and LSN are checked against directory and name;
+* the state derives from the journal's records alone: who folds them has the same bytes, and the same CRC. Where this
+  directory keeps payloads stands after it.
 
 Layout: one line of ASCII, ``txmq-checkpoint <version> <node id, 16 hex> <lsn> <chain> <epoch> <state length> <CRC32C
-of the state, 8 hex> <CRC32C of the line so far, 8 hex>\n``, then the state.
+of the state, 8 hex> <length of the payload files> <their CRC32C> <CRC32C of the line so far, 8 hex>\n``, then the
+state, then the payload files: a JSON list, session, counter and file of each transaction whose payload is in another
+file than this checkpoint's own, one after the other.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -28,27 +34,39 @@ from txmq.model import Lsn
 from txmq.runtime.ports import Disk
 
 DIRECTORY: Final = "checkpoint"
-VERSION: Final = 3
+VERSION: Final = 4
 _KEPT: Final = 2
 _SUFFIX: Final = ".checkpoint"
 _TEMPORARY: Final = ".tmp"
 _LINE_SIZE_MAX: Final = 256
 _PIECE_BYTES: Final = 1 << 20  # in one call of the CRC, or of a copy into the page cache
+_PIECE_NUMBERS: Final = 5000  # in one call of the encoder
 _NAME: Final = re.compile(r"([0-9]{20})\.checkpoint\Z", re.ASCII)
 _LINE: Final = re.compile(
-    rb"(txmq-checkpoint (\d{1,9}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,10}) (\d{1,10}) (\d{1,15}) ([0-9a-f]{8}))"
+    rb"(txmq-checkpoint (\d{1,9}) ([0-9a-f]{16}) (\d{1,20}) (\d{1,10}) (\d{1,10}) (\d{1,15}) ([0-9a-f]{8})"
+    rb" (\d{1,15}) ([0-9a-f]{8}))"
     rb" ([0-9a-f]{8})\n"
 )
 _ANY_VERSION: Final = re.compile(rb"(txmq-checkpoint (\d{1,9}) [ -~]*) ([0-9a-f]{8})\n")
 
 
 class Checkpoint(NamedTuple):
-    """The state as of ``lsn``; ``chain`` and ``epoch`` are the journal's there."""
+    """The state as of ``lsn``; ``chain`` and ``epoch`` are the journal's there.
+
+    Attributes:
+        payload_files: of the transactions whose payload is not in the checkpoint's own file (``encode_payload_files``).
+    """
 
     lsn: Lsn
     chain: int
     epoch: int
     state: bytes | bytearray
+    payload_files: bytes = b"[]"
+
+    def file_of(self) -> dict[tuple[int, int], int]:
+        """By session and counter, the file of each of these payloads."""
+        numbers = json.loads(self.payload_files)
+        return dict(zip(zip(numbers[::3], numbers[1::3], strict=True), numbers[2::3], strict=True))
 
 
 def path_of(lsn: int) -> str:
@@ -87,6 +105,7 @@ def _write_file(disk: Disk, path: str, checkpoint: Checkpoint, node_id: int) -> 
         view = memoryview(checkpoint.state)
         for start in range(0, len(view), _PIECE_BYTES):
             file.pwrite(view[start : start + _PIECE_BYTES], len(line) + start)
+        file.pwrite(checkpoint.payload_files, len(line) + len(view))
         file.fsync()
     finally:
         file.close()
@@ -143,14 +162,17 @@ def read(disk: Disk, lsn: int, *, node_id: int | None) -> Checkpoint:
             raise DirectoryInUseError(f"{path} belongs to node {line.node_id:016x}, this is node {node_id:016x}")
         if line.lsn != lsn:
             raise CorruptRecordError(path, 0, f"the header says lsn {line.lsn}, the name says {lsn}")
-        if file.size() != line.size + line.state_length:  # before anything of that length is read
+        end = line.size + line.state_length
+        if file.size() != end + line.files_length:  # before anything of that length is read
             raise CorruptRecordError(path, file.size(), f"{line.state_length} bytes of state stated")
-        state = file.pread(line.state_length, line.size)
+        state, files = file.pread(line.state_length, line.size), file.pread(line.files_length, end)
     finally:
         file.close()
     if _crc(state) != line.state_crc:
         raise CorruptRecordError(path, line.size, "the state fails its CRC")
-    return Checkpoint(Lsn(line.lsn), line.chain, line.epoch, state)
+    if _crc(files) != line.files_crc:
+        raise CorruptRecordError(path, line.size + line.state_length, "the list of payload files fails its CRC")
+    return Checkpoint(Lsn(line.lsn), line.chain, line.epoch, state, files)
 
 
 def _crc(state: bytes | bytearray) -> int:
@@ -168,13 +190,30 @@ class _Line(NamedTuple):
     epoch: int
     state_length: int
     state_crc: int
+    files_length: int
+    files_crc: int
     size: int
 
 
+def encode_payload_files(numbers: Sequence[int], give_way: Callable[[], None]) -> bytes:
+    """A list for ``Checkpoint.payload_files``.
+
+    Args:
+        numbers: session, counter and file of each transaction, one after the other.
+        give_way: called between pieces of work of about a millisecond.
+    """
+    pieces: list[str] = []
+    for start in range(0, len(numbers), _PIECE_NUMBERS):
+        pieces.append(",".join(map(str, numbers[start : start + _PIECE_NUMBERS])))
+        give_way()
+    return f"[{','.join(pieces)}]".encode()
+
+
 def _encode_line(checkpoint: Checkpoint, node_id: int) -> bytes:
+    files = checkpoint.payload_files
     text = (
         f"txmq-checkpoint {VERSION} {node_id:016x} {checkpoint.lsn} {checkpoint.chain} {checkpoint.epoch} "
-        f"{len(checkpoint.state)} {_crc(checkpoint.state):08x}"
+        f"{len(checkpoint.state)} {_crc(checkpoint.state):08x} {len(files)} {_crc(files):08x}"
     ).encode()
     return text + f" {crc32c(text):08x}\n".encode()
 
@@ -189,8 +228,9 @@ def _read_line(head: bytes, path: str) -> _Line:
     match = _LINE.match(head)
     if match is None:
         raise CorruptRecordError(path, 0, "the header does not parse")
-    lsn, chain, epoch, length = (int(field) for field in match.group(4, 5, 6, 7))
-    return _Line(int(match[3], 16), lsn, chain, epoch, length, int(match[8], 16), match.end())
+    lsn, chain, epoch, length, files_length = (int(field) for field in match.group(4, 5, 6, 7, 9))
+    crcs = int(match[8], 16), int(match[10], 16)
+    return _Line(int(match[3], 16), lsn, chain, epoch, length, crcs[0], files_length, crcs[1], match.end())
 
 
 def list_lsns(disk: Disk) -> list[int]:

@@ -58,6 +58,7 @@ Bodies::
     43 SESSION_CLOSED  session u64: its client is done with it. No connection speaks for it any more, its batches are
                       not known again; the outcomes of its transactions are
     44 TOKEN_DRAWN    JSON: the newest fencing token of a database, by the database's uuid
+    45 CLOCK          time u64, ms since 1970: when the segments begin that the record's later entries begin
     47 OUTBOX_CHAIN   JSON: the newest page of an outbox, in the record of its decision; without one it is forgotten
 """
 
@@ -109,6 +110,7 @@ MADE: Final = 41
 HOME_RETIRED: Final = 42
 SESSION_CLOSED: Final = 43
 TOKEN_DRAWN: Final = 44
+CLOCK: Final = 45
 OUTBOX_CHAIN: Final = 47
 
 NAMES: Final = {
@@ -121,7 +123,7 @@ NAMES: Final = {
     REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", USER: "user",
     USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", ACCESS: "access", FENCED: "fenced",
     MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed", TOKEN_DRAWN: "token-drawn",
-    OUTBOX_CHAIN: "outbox-chain",
+    CLOCK: "clock", OUTBOX_CHAIN: "outbox-chain",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences
@@ -143,6 +145,9 @@ _ROLLED_BACK: Final = struct.Struct("<QQQ")
 _TOPIC_DELETED: Final = struct.Struct("<I")
 _LOG_START: Final = struct.Struct("<IIQ")
 _SESSION_ENDED: Final = struct.Struct("<Q")
+_CLOCK: Final = struct.Struct("<Q")
+_CLOCK_ENTRY: Final = struct.Struct("<BBHIQ")
+CLOCK_SIZE_BYTES: Final = _CLOCK_ENTRY.size
 
 FRAME_SIZE: Final = _FRAME.size
 RUN_OVERHEAD_BYTES: Final = _RUN_ENTRY.size  # the size of run_header's result
@@ -314,6 +319,17 @@ def run_header(  # hot: one struct call, the caller joins header and batches
         RUN, FLAG_IDEMPOTENT if idempotent else 0, 0, _RUN.size + size,
         topic_id, partition, segment_base, position, base_offset, next_offset, max_timestamp_ms,
     )  # fmt: skip
+
+
+def encode_clock(time_ms: int) -> bytes:
+    """A CLOCK entry."""
+    return _CLOCK_ENTRY.pack(CLOCK, 0, 0, _CLOCK.size, time_ms)
+
+
+def decode_clock(body: Buffer) -> int:
+    """A CLOCK's body."""
+    (time_ms,) = _fixed(CLOCK, _CLOCK, body)
+    return time_ms
 
 
 def decode_run(body: Buffer) -> Run:

@@ -156,7 +156,7 @@ def _fields(kind: int, body: memoryview) -> dict[str, object]:
         return {"json": (_SECRET.sub(r'\1"hidden"', text) if kind in _WITH_SECRETS else text)[:_JSON_SHOWN_MAX]}
     decoded = decode(body)
     if isinstance(decoded, int):
-        return {"id": decoded}
+        return {"time_ms" if kind == entries.CLOCK else "id": decoded}
     return {name: _shown(value) for name, value in decoded._asdict().items()}
 
 
@@ -183,6 +183,7 @@ _Decoded = (
 )
 _DECODERS: Final[dict[int, Callable[[memoryview], _Decoded]]] = {
     entries.RUN: entries.decode_run,
+    entries.CLOCK: entries.decode_clock,
     entries.PAYLOAD: entries.decode_payload,
     entries.PREPARED: entries.decode_prepared,
     entries.PLACE_AWAITED: entries.decode_prepared,

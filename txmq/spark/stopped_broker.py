@@ -14,15 +14,13 @@ Thread safety: one thread.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from txmq.broker.commit.prepared_payloads import PayloadFiles
 from txmq.broker.commit.redo import Redo, restore
-from txmq.broker.state.state import State, new_state
-from txmq.config import BrokerSettings
+from txmq.broker.state.state import State
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.log.partition import Partition
 from txmq.redo import checkpoint, directory_identity, inspect
@@ -72,7 +70,7 @@ def fold(disk: Disk) -> Folded:
         StorageError: checkpoint or journal is damaged or missing.
     """
     node = directory_identity.load(disk)
-    state = new_state(BrokerSettings(), 0 if node is None else node.node_id)
+    state = State(home=0 if node is None else node.node_id)
     lsn = _restore(disk, state)
     durable = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
     redo = Redo(state, _write_nothing, {})
@@ -92,11 +90,11 @@ def _restore(disk: Disk, state: State) -> int:
     damage: StorageError | None = None
     for lsn in reversed(checkpoint.list_lsns(disk)):
         try:
-            snapshot = checkpoint.read(disk, lsn, node_id=None).state
+            newest = checkpoint.read(disk, lsn, node_id=None)
         except CorruptRecordError as error:
             damage = error
             continue
-        restore(state, json.loads(snapshot), PayloadFiles(disk), lsn)
+        restore(state, newest, PayloadFiles(disk))
         return lsn
     if damage is not None:
         raise StorageError(f"no checkpoint can be read ({damage})") from damage

@@ -62,8 +62,8 @@ def play(scenario: Scenario, life: Life) -> Scenario:
     with pytest.MonkeyPatch.context() as limits:
         stage = _Stage(life, scenario.file, limits)
         for text in scenario.opening:
-            stage.do(text)
-        steps = [Step(step.text, stage.do(step.text), step.above) for step in scenario.steps]
+            stage.play(text)
+        steps = [Step(step.text, stage.play(step.text), step.above) for step in scenario.steps]
     return Scenario(scenario.title, scenario.is_part, steps, scenario.below)
 
 
@@ -114,8 +114,16 @@ class _Stage:
         """All of these."""
         return [self.world.nodes[home] for home in self.homes]
 
+    def play(self, text: str) -> list[str]:
+        """One step, and what is true after each: who folded the journal has the broker's state."""
+        lines = self.do(text)
+        for node in self._made.nodes.values() if self._made is not None else ():
+            if node.pipeline.is_idle:
+                node.compare_follower()
+        return lines
+
     def do(self, text: str) -> list[str]:
-        """One step; the lines that it brings."""
+        """The lines that a step brings."""
         for word, given in self._life.words.items():
             text = text.replace(f"<{word}>", given)
         request = _REQUEST.fullmatch(text)

@@ -10,7 +10,7 @@ from tools.simulated.disk import SimDisk
 from txmq.errors import OffsetOutOfRangeError, StorageError
 from txmq.log import batch, records
 from txmq.log.file_cache import FileCache
-from txmq.log.memory_partition import RETENTION_SIZE_BYTES, MemoryPartition, new_partition
+from txmq.log.memory_partition import EPOCH_SHIFT, RETENTION_SIZE_BYTES, MemoryPartition, new_partition
 from txmq.log.partition import Partition
 from txmq.model import Storage, TopicConfig
 
@@ -125,13 +125,16 @@ def test_an_offset_for_a_time() -> None:
     assert new_memory().offset_for(FILES, 0) == 0
 
 
-def test_partition_is_empty_after_a_restart_and_continues_its_offsets() -> None:
-    partition, restored = new_memory(), new_memory()
+def test_each_life_begins_empty_at_offsets_of_its_own() -> None:
+    partition, restored, first = new_memory(), new_memory(), 3 << EPOCH_SHIFT
     append(partition, make_batch(7))
     restored.restore(partition.snapshot())
-    restored.publish(restored.next_offset)
-    assert (restored.log_start, restored.high_watermark, read(restored, 7)) == (7, 7, b"")
-    assert append(restored, make_batch()) == 7
+    assert restored.snapshot() == partition.snapshot()
+    for each in (partition, restored):
+        each.began(3)
+        assert (each.log_start, each.high_watermark, read(each, first)) == (first, first, b"")
+        assert append(each, make_batch(2)) == first
+    assert partition.snapshot() == restored.snapshot()
 
 
 def test_log_start_moves_by_blocks_and_hides_what_is_below() -> None:
@@ -151,4 +154,4 @@ def test_the_journal_has_nothing_to_do_with_it() -> None:
     with pytest.raises(StorageError, match="memory"):
         partition.place(1, 100, TIME_MS, TIME_MS)
     with pytest.raises(StorageError, match="memory"):
-        partition.redo(0, 0, 0, 1, TIME_MS, 100)
+        partition.redo(0, 0, 0, 1, TIME_MS, 100, TIME_MS)

@@ -100,6 +100,24 @@ def test_segment_of_clock_ahead_counts_from_first_look() -> None:
     assert log.partition.expired_segments(TIME_MS + 1001)[0] == 10
 
 
+def test_look_by_clock_behind_makes_no_segment_older() -> None:
+    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
+    for _ in range(2):
+        log.append(with_fields(make_batch(10, b"x" * 300), first_ms=-1, max_ms=-1), now_ms=TIME_MS)
+    assert log.partition.expired_segments(1)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1000)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1001)[0] == 10
+
+
+def test_clock_that_is_corrected_twice_counts_from_the_last() -> None:
+    log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
+    for _ in range(2):
+        log.append(with_fields(make_batch(10, b"x" * 300), first_ms=-1, max_ms=-1), now_ms=TIME_MS + 2 * 10**11)
+    for now_ms in (TIME_MS + 10**11, TIME_MS):
+        assert log.partition.expired_segments(now_ms)[0] == 0
+    assert log.partition.expired_segments(TIME_MS + 1001)[0] == 10
+
+
 def test_messages_without_time_are_as_old_as_their_segments_end() -> None:
     log = Log(TopicConfig("orders", segment_size_bytes=4096, segment_age_ms=None, retention_ms=1000))
     for now_ms in (TIME_MS, TIME_MS + 500):

@@ -47,6 +47,13 @@ def test_a_branch_that_is_not_one_is_refused(text: str) -> None:
         split_branches(f"db {UUID} {len(text)}\r\n{text}".encode(), 1)
 
 
+def test_details_of_a_branch_are_kept_in_one_order() -> None:
+    """The state has what the journal has, whoever wrote the request."""
+    text = json.dumps(dict(reversed(PLAIN.items())))
+    [branch], _ = split_branches(f"db {UUID} {len(text)}\r\n{text}\r\n".encode(), 1)
+    assert list(branch.items()) == [("resource", "db"), ("uuid", UUID), *PLAIN.items()]
+
+
 def test_what_an_older_broker_kept_is_told_as_json() -> None:
     kept = {"resource": "db", "uuid": UUID, **PLAIN, "bqual": "Ä", "connection": True}
     assert json.loads(branches_json([kept])) == [kept]

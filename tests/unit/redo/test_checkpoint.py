@@ -12,13 +12,24 @@ from tools.simulated.crash_images import enumerate_images
 from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.model import Lsn
-from txmq.redo.checkpoint import VERSION, Checkpoint, list_lsns, load_newest, oldest_kept_lsn, path_of, read, write
+from txmq.redo.checkpoint import (
+    VERSION,
+    Checkpoint,
+    encode_payload_files,
+    list_lsns,
+    load_newest,
+    oldest_kept_lsn,
+    path_of,
+    read,
+    write,
+)
 
 from .support import NODE, content, put
 
 
 def _checkpoint(lsn: int, state: bytes = b"state") -> Checkpoint:
-    return Checkpoint(Lsn(lsn), 0xABCDEF01, 3, state + b" %d" % lsn)
+    files = encode_payload_files((1, lsn, 7, 2, 1, 8), lambda: None)
+    return Checkpoint(Lsn(lsn), 0xABCDEF01, 3, state + b" %d" % lsn, files)
 
 
 def _write(disk: SimDisk, *lsns: int) -> None:
@@ -37,6 +48,15 @@ def test_what_was_written_is_read_after_a_power_loss() -> None:
     big = Checkpoint(Lsn(7), 0, 1, random.Random(1).randbytes(100_000))
     write(disk, big, node_id=NODE)
     assert load_newest(disk.crash(), node_id=NODE) == (big, None)
+
+
+def test_payload_files_are_those_that_were_listed() -> None:
+    disk, ways = SimDisk(), list[None]()
+    numbers = [number for transaction in range(5000) for number in (transaction, 1, 7)]
+    files = encode_payload_files(numbers, lambda: ways.append(None))
+    write(disk, Checkpoint(Lsn(9), 0, 1, b"", files), node_id=NODE)
+    assert read(disk, 9, node_id=NODE).file_of() == {(transaction, 1): 7 for transaction in range(5000)}
+    assert len(ways) == 3
 
 
 def test_an_empty_state_is_a_state() -> None:

@@ -29,7 +29,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.TOPIC, {"name": "orders"}),
         entries.json_entry(entries.SESSION, {"session": 1}),
         entries.run_header(1, 0, 0, 0, 0, 3, 17, 900) + bytes(900),
-        entries.encode_payload(1, 1, 0, 1, 0, 2, 17, bytes(1500)),
+        entries.encode_payload(1, 1, 0, 1, 0, 2, 17, bytes(1400)),
         entries.encode_prepared(1, 1, b'{"kind": "last-resource"}'),
         entries.encode_committed(1, 1, 0, [entries.Placement(1, 0, 0, 900, 3, 2, 0)]),
         entries.encode_rolled_back(1, 2, 1),
@@ -63,6 +63,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.HOME_RETIRED, {"home": "00000000000000b2", "reason": "burnt"}),
         entries.encode_session_ended(1, entries.SESSION_CLOSED),
         entries.json_entry(entries.TOKEN_DRAWN, {"uuid": "a", "token": "b"}),
+        entries.encode_clock(17),
         entries.json_entry(entries.OUTBOX_CHAIN, {"uuid": "a", "name": "shop", "last": "b", "time_ms": 1}),
     ]
     for sample in samples:

@@ -73,11 +73,13 @@ class CommitGroup:
         branch_parts: parts of other homes' transactions that it places: those homes are told once it is durable.
         deleted: partitions whose files go once the record is durable.
         unlinked: segment files that retention drops once the record is durable.
+        clock_ms: when the segments began that it begins; 0 if it begins none.
         end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
     """
 
     __slots__ = (
         "branch_parts",
+        "clock_ms",
         "delayable",
         "deleted",
         "end_lsn",
@@ -110,7 +112,7 @@ class CommitGroup:
         self.branch_parts: list[BranchPart] = []
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
-        self.size_bytes = self.message_count = self.delayable = 0
+        self.size_bytes = self.message_count = self.delayable = self.clock_ms = 0
         self.needs_sync = self.is_awaited = False
         self.end_lsn = NOT_WRITTEN
 
@@ -143,6 +145,20 @@ class CommitGroup:
         self.items.insert(at, entry)
         self.size_bytes += len(entry)
 
+    def place(
+        self, partition: Partition, count: int, size: int, max_timestamp_ms: int, now_ms: int
+    ) -> tuple[int, int, int]:
+        """Give messages the next place in their partition (``Partition.place``).
+
+        Segments that begin in one group begin at one time, which its record states: who redoes it knows their age.
+        """
+        clock_ms = self.clock_ms or now_ms
+        segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, clock_ms)
+        if not (position or self.clock_ms):
+            self.clock_ms = clock_ms
+            self.size_bytes += entries.CLOCK_SIZE_BYTES
+        return segment_base, position, base_offset
+
     def run_at(self, partition: Partition, segment_base: int, position: int, base_offset: int) -> Run:
         """The partition's open run, or a new one if there is none or the segment rolled."""
         open_run = self.open_runs.get(partition)
@@ -172,7 +188,7 @@ class CommitGroup:
 
     def payload(self) -> bytes:
         """The record's payload. Runs' buffers are joined here and kept joined for the partition files."""
-        pieces: list[bytes | bytearray] = []
+        pieces: list[bytes | bytearray] = [entries.encode_clock(self.clock_ms)] if self.clock_ms else []
         for item in self.items:
             if isinstance(item, bytes):
                 pieces.append(item)

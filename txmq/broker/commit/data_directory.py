@@ -25,11 +25,10 @@ Invariants:
 from __future__ import annotations
 
 import errno
-import json
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -39,7 +38,7 @@ from txmq.broker.commit.redo import Redo, RedoSegments, restore
 from txmq.broker.commit.retention import Removals
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.state.frozen_state import FrozenState
-from txmq.broker.state.state import State, new_state
+from txmq.broker.state.state import Limits, State
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, JournalFullError, StorageError
@@ -71,16 +70,17 @@ class PendingCheckpoint:
     ``unfiled``: transactions with parts that are in no file yet; ``parts``: how many they have. More may arrive before
     they are written, and those belong to the journal after this checkpoint. Two lists: a pair for each transaction
     would be a new object, as in ``frozen_state``.
-    ``files``: of the payloads that it names, known once it is written.
+    ``filed``: session, counter and file of each transaction all of whose parts are in a file. Where payloads are is no
+    part of the state: it is this directory's affair.
     """
 
     state: FrozenState
     epoch: int
     unfiled: list[Transaction]
     parts: list[int]
+    filed: list[int]
     lsn: Lsn = _NOT_PINNED
     chain: int = 0
-    files: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -226,8 +226,13 @@ class Store:
     def begin_checkpoint(self, state: State) -> PendingCheckpoint:
         """Copy the state as of the newest group; what is assigned later is in no copy."""
         self._payloads.leave_sparse(state.transactions.values())
-        unfiled = [t for t in state.transactions.values() if t.file_parts < len(t.parts)]
-        return PendingCheckpoint(state.freeze(), state.epoch, unfiled, [len(t.parts) for t in unfiled])
+        unfiled, filed = list[Transaction](), list[int]()
+        for transaction in state.transactions.values():
+            if transaction.file_parts < len(transaction.parts):
+                unfiled.append(transaction)
+            elif transaction.file:
+                filed += (transaction.session, transaction.counter, transaction.file)
+        return PendingCheckpoint(state.freeze(), state.epoch, unfiled, [len(t.parts) for t in unfiled], filed)
 
     def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
         """The newest group's record was just written: this is the place that the state belongs to."""
@@ -250,8 +255,10 @@ class Store:
         """
         self._payloads.write(pending.unfiled, pending.parts, pending.lsn)
         crash_point("checkpoint.payloads_written")
-        pending.files = {file or pending.lsn for file in pending.state.payload_files()}
-        content = checkpoint.Checkpoint(pending.lsn, pending.chain, pending.epoch, pending.state.encode(give_way))
+        content = checkpoint.Checkpoint(
+            pending.lsn, pending.chain, pending.epoch, pending.state.encode(give_way),
+            checkpoint.encode_payload_files(pending.filed, give_way),
+        )  # fmt: skip
         checkpoint.write(self.disk, content, node_id=self.journal.node_id)
         self.checkpoint_lsn = pending.lsn
         crash_point("checkpoint.written")
@@ -259,7 +266,7 @@ class Store:
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:
         """Release what the two kept checkpoints do not need."""
         self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
-        self._payloads.release(pending.files)
+        self._payloads.release({*pending.filed[2::3], pending.lsn})
         crash_point("checkpoint.released")
 
     def close(self) -> None:
@@ -309,7 +316,7 @@ class _Opening:
         self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
         self._node = node
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
-        self._state = new_state(settings, self._node.node_id)
+        self._state = State(home=self._node.node_id)
         self._touched: dict[Partition, None] = {}
         self._redoing = Redo(self._state, self._rewrite, self._touched)
         self._redo_segments = RedoSegments(self._files)
@@ -353,7 +360,7 @@ class _Opening:
             lsn, chain, epoch = Lsn(0), 0, 0
         else:
             self._checkpoint_lsn, lsn, chain, epoch = newest.lsn, newest.lsn, newest.chain, newest.epoch
-            restore(self._state, json.loads(newest.state), self._payloads, lsn)
+            restore(self._state, newest, self._payloads)
         return recovery.open_journal(
             self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
             file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,
@@ -443,12 +450,14 @@ class _Opening:
     def _start_incarnation(self, journal: Journal, drawn: int, incarnation: str | None) -> None:
         """An incarnation begins with a forced record, so that its epoch and its life are never used again."""
         life = f"{(drawn + journal.epoch) % (1 << 64):016x}"  # no two of one journal are alike, whatever was drawn
+        limits = Limits(self._settings.in_flight_max, self._settings.outcomes_kept)
         fields: dict[str, Any] = {"epoch": journal.epoch, "time_ms": self._clock.now_ms(), "life": life}
+        fields["limits"] = limits._asdict()
         if incarnation is not None:
             fields["incarnation"] = incarnation
         _append(journal, entries.json_entry(entries.STARTED, fields))
         journal.sync()
-        self._state.started(journal.epoch, fields["time_ms"], life, incarnation)
+        self._state.started(journal.epoch, fields["time_ms"], life, limits, incarnation)
         for session in self._state.sessions.values():
             session.gone_ms = self._clock.now_ms()  # no client can have come back before now
 

@@ -85,6 +85,7 @@ class PayloadFiles:
                 self._drop(path + _TEMPORARY)
             raise
         self._disk.sync_directory(DIRECTORY)
+        self._named.add(lsn)  # also if the checkpoint is given up once it has its name
         self._sizes[lsn] = 0
         for transaction, count in payloads:
             self._sizes[lsn] += sum(len(part.batch) for part in transaction.parts[:count])

@@ -28,13 +28,14 @@ from txmq.broker.state.decisions import Name
 from txmq.broker.state.producer_sequences import Sequences
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
-from txmq.broker.state.state import Places, State
+from txmq.broker.state.state import Limits, Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
 from txmq.errors import StorageError
 from txmq.log import batch as batches
 from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition
 from txmq.redo import entries
+from txmq.redo.checkpoint import Checkpoint
 from txmq.runtime.ports import Buffer
 
 GATHERED_BYTES_MAX: Final = 64 << 20  # as much as there is journal between two checkpoints, by default
@@ -44,15 +45,14 @@ Write = Callable[
 _BATCH = struct.Struct(">8xi5xI22xqhii")  # length, crc, producer id, epoch, sequence, count of a batch header
 
 
-def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn: int) -> None:
-    """The reverse of ``State.snapshot``, into an empty state.
-
-    Args:
-        lsn: the checkpoint's.
+def restore(state: State, checkpoint: Checkpoint, payloads: PayloadFiles) -> None:
+    """The state of a checkpoint, into an empty one.
 
     Raises:
         CorruptRecordError: the payload of a transaction is missing or damaged.
     """
+    snapshot = json.loads(checkpoint.state)
+    state.limits = Limits(snapshot["in_flight_max"], snapshot["outcomes_kept"])
     state.life = snapshot["life"]
     _restore_topics(state, snapshot)
     for fields in snapshot["sessions"]:
@@ -60,8 +60,9 @@ def restore(state: State, snapshot: dict[str, Any], payloads: PayloadFiles, lsn:
     state.issued_sessions.restore(snapshot["issued_sessions"])
     state.next_session, state.next_order = snapshot["next_session"], snapshot["next_order"]
     state.epoch = snapshot["epoch"]
+    file_of = checkpoint.file_of()
     for fields in snapshot["transactions"]:
-        transaction = Transaction.restore(lsn, *fields)
+        transaction = Transaction.restore(file_of.get((fields[0], fields[1]), checkpoint.lsn), *fields)
         state.transactions[transaction.name] = transaction
         if transaction.state is TransactionState.OPEN:
             state.streams[transaction.name] = transaction
@@ -167,9 +168,11 @@ class Redo:
 
     def __init__(self, state: State, write: Write, touched: dict[Partition, None]) -> None:
         self._state, self._write, self._touched = state, write, touched
+        self._clock_ms = 0  # of the record
 
     def record(self, payload: bytes | memoryview) -> None:
         """Fold one journal record into the state and rewrite what it placed."""
+        self._clock_ms = 0
         for kind, flags, body in entries.split(payload):
             if kind == entries.RUN:
                 self._redo_run(body, flags)
@@ -183,7 +186,13 @@ class Redo:
             return
         self._write(partition, run.segment_base, run.position, run.batches)
         partition.redo(
-            run.segment_base, run.position, run.base_offset, run.next_offset, run.max_timestamp_ms, len(run.batches)
+            run.segment_base,
+            run.position,
+            run.base_offset,
+            run.next_offset,
+            run.max_timestamp_ms,
+            len(run.batches),
+            self._clock_ms,
         )
         self._touched[partition] = None
         if flags & entries.FLAG_IDEMPOTENT:
@@ -199,7 +208,9 @@ class Redo:
             position += 12 + length
 
     def _redo_control(self, kind: int, body: memoryview) -> None:
-        if kind == entries.PAYLOAD:
+        if kind == entries.CLOCK:
+            self._clock_ms = entries.decode_clock(body)
+        elif kind == entries.PAYLOAD:
             self._redo_payload(body)
         elif kind == entries.PREPARED:
             prepared = entries.decode_prepared(body)
@@ -248,7 +259,8 @@ class Redo:
                 self._touched[partition] = None  # its files below may still be there
         elif kind == entries.STARTED:
             fields = json.loads(bytes(body))
-            self._state.started(fields["epoch"], fields["time_ms"], fields["life"], fields.get("incarnation"))
+            epoch, time_ms, life, limits = (fields[name] for name in ("epoch", "time_ms", "life", "limits"))
+            self._state.started(epoch, time_ms, life, Limits(**limits), fields.get("incarnation"))
         elif kind == entries.REGISTERED:
             fields = json.loads(bytes(body))
             self._state.registered(fields["epoch"], fields["incarnation"])
@@ -353,7 +365,7 @@ class Redo:
             self._write(partition, place.segment_base, place.position, part.batch)
             partition.redo(
                 place.segment_base, place.position, place.base_offset, place.base_offset + place.count,
-                part.max_timestamp_ms, len(part.batch),
+                part.max_timestamp_ms, len(part.batch), self._clock_ms,
             )  # fmt: skip
             self._touched[partition] = None
         return tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements), places

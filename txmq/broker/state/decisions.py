@@ -239,9 +239,12 @@ class XADecisions:
 
     def freeze_barriers(self) -> Iterator[visibility.Frozen]:
         """A copy of each barrier. Those that keep nothing from readers (any more) say whether offsets may be loaded."""
-        yield from self.barriers.freeze()
+        held: set[VisibilityBarrier] = set()
+        for barrier, places in self.barriers.held():
+            held.add(barrier)
+            yield (*barrier.name, barrier.is_ended, places)
         for decided in self.incomplete.values():
-            if decided.barrier not in self.barriers:
+            if decided.barrier not in held:
                 yield (*decided.name, decided.barrier.is_ended, {})
 
     def freeze_heuristics(self) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:

@@ -111,14 +111,6 @@ class FrozenState:
         if self.principals is not None:
             yield "principals", self.principals
 
-    def payload_files(self) -> set[int]:
-        """Where payloads are (0: this checkpoint's own file); call it before ``encode``, which lets go of them."""
-        return {
-            file
-            for fields in self.transactions
-            for file in fields[transaction.FROZEN_FILE :: transaction.FROZEN_FIELDS]
-        }
-
     def plain(self) -> dict[str, Any]:
         """JSON-able: what ``State.restore`` takes."""
         return {name: _plain(value) for name, value in self.sections()}

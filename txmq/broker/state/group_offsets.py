@@ -178,8 +178,7 @@ class SavedGroups:
     def started(self, time_ms: int, find: Callable[[int, int], Partition | None], *, is_first: bool) -> None:
         """The broker started, in a directory that had a life before unless this is the first.
 
-        Messages in memory are gone, and offsets go on from those that a checkpoint knew: what is saved above is of none
-        that comes.
+        Messages in memory are gone: their readers go on with the first one of this life.
         """
         if not is_first:
             self.generation_floor = max(self.generation_floor, time_ms)
@@ -187,7 +186,7 @@ class SavedGroups:
             for place, saved in known.offsets.items():
                 partition = find(*place)
                 if partition is not None and partition.config.storage is Storage.MEMORY:
-                    known.offsets[place] = saved._replace(offset=min(saved.offset, partition.next_offset))
+                    known.offsets[place] = saved._replace(offset=partition.next_offset)
 
     def delete(self, group: str) -> None:
         """Forget a group, but for how far its generations went."""

@@ -30,7 +30,6 @@ from txmq.broker.state.producer_sequences import Sequences, SequenceTable
 from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts, IssuedSessions, Kept, count_for
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState, home_group_key
-from txmq.config import BrokerSettings
 from txmq.log.history import NO_LIFE
 from txmq.log.memory_partition import new_partition
 from txmq.log.partition import LogPosition, Partition
@@ -44,19 +43,19 @@ _MEMORY: Final = Storage.MEMORY  # Python 3.11 looks a member up three times as 
 
 
 class Limits(NamedTuple):
-    """The limits that shape the fold; a window is the same after a restart only if its limits are."""
+    """The limits that shape the fold. Each start states its own in the journal: what came before is folded under those
+    of its time.
+    """
 
     in_flight_max: int = 8
     outcomes_kept: int = 1024
 
 
-def new_state(settings: BrokerSettings, home: int = 0) -> State:
-    """An empty state with the limits of ``settings``; ``home`` matters only to a broker with a registry."""
-    return State(Limits(settings.in_flight_max, settings.outcomes_kept), home)
-
-
 class State:
     """Topics, partitions, sessions and unsettled transactions of one broker.
+
+    Args:
+        home: matters only to a broker with a registry.
 
     Attributes:
         partitions: those that this home owns, by name and number as they stand on the wire.
@@ -421,15 +420,16 @@ class State:
         known = partition.producers.get(producer) or self.sequences.keep(producer, partition, Sequences())
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
-    def started(self, epoch: int, time_ms: int, life: str, incarnation: str | None = None) -> None:
+    def started(self, epoch: int, time_ms: int, life: str, limits: Limits, incarnation: str | None = None) -> None:
         """A new incarnation of the broker began: streams that were not prepared are rolled back for good."""
-        self.saved.started(time_ms, self.partition, is_first=self.life == NO_LIFE)
-        self.epoch, self.life = epoch, life
+        is_first, self.epoch, self.life, self.limits = self.life == NO_LIFE, epoch, life, limits
+        self.outcomes_over += sum(session.recount(limits.outcomes_kept) for session in self.sessions.values())
         if incarnation is not None:
             self.registration.started(incarnation)
         for partition in self.all_partitions():
-            partition.began(time_ms)
+            partition.began(epoch)
             partition.live(life)
+        self.saved.started(time_ms, self.partition, is_first=is_first)
         for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
 
@@ -448,12 +448,12 @@ class State:
         return FrozenState(
             numbers={
                 "next_topic_id": self.topics.next_id, "next_session": self.next_session,
-                "next_order": self.next_order, "epoch": self.epoch,
+                "next_order": self.next_order, "epoch": self.epoch, **self.limits._asdict(),
             }, life=self.life,
             topics=list(self.topics),
             placed=dict(self.placed),
             partitions=self._freeze_partitions(),
-            sessions=packed(session.freeze() for session in self.sessions.values()),
+            sessions=packed(self.sessions[number].freeze() for number in sorted(self.sessions)),
             issued_sessions=packed(self.issued_sessions.freeze()),
             transactions=packed(transaction.freeze() for transaction in self.transactions.values()),
             incomplete=packed(self.decisions.freeze()),
@@ -483,13 +483,14 @@ class State:
         found = deque([fields])
         for of_topic in self.partitions_of.values():
             for partition in of_topic.values():
-                if not (partition.next_offset or partition.log_start):
+                frozen = partition.freeze()
+                if not (frozen[0] or frozen[1]):  # log start, next offset: nothing was ever placed
                     continue
                 if len(fields) >= PACKED_MAX:
                     fields = []
                     found.append(fields)
                 fields += (partition.topic_id, partition.number)
-                fields += partition.freeze()
+                fields += frozen
                 if partition.config.storage is not _MEMORY:  # else gone with the process, nothing can be repeated
                     for number, sequences in partition.producers.items():
                         if number in known:

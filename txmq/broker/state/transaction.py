@@ -189,9 +189,8 @@ def halves_key(session: int) -> str:
     return f"owner {session}"
 
 
-FROZEN_FIELDS: Final = 9
-FROZEN_FILE: Final = 6
-Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int, int]
+FROZEN_FIELDS: Final = 8
+Frozen = tuple[int, int, int, TransactionState, dict[str, Any], int, int, int]
 _BRANCH: Final = TransactionKind.BRANCH.value  # Python 3.11 looks it up several times as long
 ANY_KEY = "*"  # a part that collides with every key of its partition
 Collision = tuple[int, int, int | str]  # topic id, partition, key's hash or ANY_KEY
@@ -296,18 +295,21 @@ class Transaction:
         return (group_key(kind, meta["resource"]),)
 
     def freeze(self) -> Frozen:
-        """A copy without the parts; ``row`` makes it JSON-able, in any thread. File 0 is the checkpoint's own."""
+        """A copy without the parts; ``row`` makes it JSON-able, in any thread.
+
+        When a stream was opened is in no record, and it does not live through a restart.
+        """
+        opened_ms = self.opened_ms if self.meta else 0
         return (
-            self.session, self.counter, self.opened_ms, self.state, self.meta, self.order,
-            self.file if self.file_parts == len(self.parts) else 0, len(self.parts), self.checksum,
+            self.session, self.counter, opened_ms, self.state, self.meta, self.order, len(self.parts), self.checksum,
         )  # fmt: skip
 
     @classmethod
-    def restore(cls, lsn: int, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
-        """The reverse of ``row``, in the checkpoint at ``lsn``; then ``attach`` each of its ``file_parts``."""
+    def restore(cls, file: int, session: int, counter: int, opened_ms: int, *rest: Any) -> Transaction:
+        """The reverse of ``row``, its parts in ``file``; then ``attach`` each of its ``file_parts``."""
         transaction = cls(session, counter, opened_ms)
-        state, transaction.meta, transaction.order, file, transaction.file_parts, transaction.checksum = rest
-        transaction.state, transaction.file = TransactionState(state), (file or lsn) if transaction.file_parts else 0
+        state, transaction.meta, transaction.order, transaction.file_parts, transaction.checksum = rest
+        transaction.state, transaction.file = TransactionState(state), file if transaction.file_parts else 0
         return transaction
 
 

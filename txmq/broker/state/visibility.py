@@ -11,7 +11,7 @@ and is the first in all its partitions; it leaves all of them together.
 
 Invariants:
     * a barrier joins when its transaction is accepted (assigned side). It leaves when the record that ended it, or that
-      deleted its topics, is synced and applied (durable side). Checkpoints keep ``is_ended``, the assigned side;
+      deleted its topics, is synced and applied (durable side). Checkpoints keep the assigned side (``held``);
     * queues are in order of offsets, so the watermark never passes a barrier;
     * without barriers, ``applied`` is what ``Partition.publish`` is.
 """
@@ -59,9 +59,6 @@ class VisibilityBarriers:
 
     def __len__(self) -> int:
         return len(self._all)
-
-    def __contains__(self, barrier: VisibilityBarrier) -> bool:
-        return barrier in self._all
 
     def partitions(self) -> Iterable[Partition]:
         """The partitions whose watermark is held."""
@@ -166,10 +163,21 @@ class VisibilityBarriers:
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 
-    def freeze(self) -> Iterator[Frozen]:
-        """A copy of each, in order; ``row`` makes it JSON-able, in any thread."""
+    def held(self) -> Iterator[tuple[VisibilityBarrier, Mapping[Partition, LogPosition]]]:
+        """The barriers that the journal's records leave, in order, and their places.
+
+        One that has ended, and is first everywhere, leaves when its record is applied here. Who folds the journal has
+        let go of it with the record; so it is not among these.
+        """
+        blocked: set[Partition] = set()
+        has_deleted = any(partition.is_deleted for partition in self._queues)
         for barrier in self._all:
-            yield (*barrier.name, barrier.is_ended, barrier.places)
+            places = barrier.places
+            if has_deleted:
+                places = {partition: place for partition, place in places.items() if not partition.is_deleted}
+            if places and not (barrier.is_ended and blocked.isdisjoint(places)):
+                blocked.update(places)
+                yield barrier, places
 
     def by_name(self) -> dict[tuple[int, int], VisibilityBarrier]:
         """Each under its transaction."""

@@ -139,7 +139,7 @@ def place(
         The run that holds the batch, and its base offset.
     """
     group, size = context.group, len(batch)
-    segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, context.now_ms)
+    segment_base, position, base_offset = group.place(partition, count, size, max_timestamp_ms, context.now_ms)
     stamp(batch, partition.topic_id, partition.number, base_offset, crc)
     run = group.run_at(partition, segment_base, position, base_offset)
     run.add(batch, count, max_timestamp_ms)
@@ -160,7 +160,7 @@ def place_run(context: Context, client: ClientConnection, partition: Partition, 
             group.puts.append((client, opaque, offset))
         return
     count, newest_ms = sum(counts), max(timestamps_ms)
-    segment_base, position, base_offset = partition.place(count, size, newest_ms, context.now_ms)
+    segment_base, position, base_offset = group.place(partition, count, size, newest_ms, context.now_ms)
     run = group.run_at(partition, segment_base, position, base_offset)
     run.buffers += batches
     run.next_offset = base_offset + count
@@ -194,7 +194,7 @@ def _assign(
     parts = fresh if transaction is None else _journaled(context.state, transaction) + fresh
     for part_number, partition, batch, count, max_timestamp_ms, crc in parts:
         size, topic_id, number = len(batch), partition.topic_id, partition.number
-        segment_base, position, base_offset = partition.place(count, size, max_timestamp_ms, now_ms)
+        segment_base, position, base_offset = group.place(partition, count, size, max_timestamp_ms, now_ms)
         if places is not None and partition not in places:
             places[partition] = base_offset, segment_base, position
         stamp(batch, topic_id, number, base_offset, crc)

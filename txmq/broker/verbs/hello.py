@@ -160,7 +160,7 @@ def _bind(context: Context, client: ClientConnection, session: BrokerSession | N
             other.session = None
             context.close(other)
     session.bound = client.number
-    # Order of use: the first session in the table is the one that has been away longest.
+    # Order of use: the first in the table has been away longest. After a start, when all are away, it is of numbers.
     context.state.sessions[session.number] = context.state.sessions.pop(session.number)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Iterable, Iterator
 
-from tools.images.node import encoded
+from tools.images.follower import encoded
 from tools.images.requests import batch
 from tools.simulated.disk import SimDisk
 from txmq.broker.commit.prepared_payloads import PayloadFiles
@@ -17,8 +16,9 @@ from txmq.broker.state.session import BrokerSession
 from txmq.broker.state.state import Limits, State
 from txmq.broker.state.transaction import PreparedPart, Transaction
 from txmq.log.memory_partition import MemoryPartition
-from txmq.model import Storage, TopicConfig
+from txmq.model import Lsn, Storage, TopicConfig
 from txmq.redo import entries
+from txmq.redo.checkpoint import Checkpoint
 from txmq.registry.topics import Topic
 
 MANY, OUTCOMES = 10_000, 20
@@ -26,18 +26,18 @@ FREEZE_S_MAX = 0.1  # it takes 4 ms; the rows, formatted, took 300 ms
 TEXT_SIZE_MAX = 64 << 10
 # What a broker wrote of ``small_state`` when it formatted and encoded all of it at once.
 WRITTEN_AT_ONCE = (
-    '{"next_topic_id":3,"next_session":3,"next_order":2,"epoch":0,"life":"0000000000000000","topics":[{"t'
+    '{"next_topic_id":3,"next_session":3,"next_order":2,"epoch":0,"in_flight_max":2,"outcomes_kept":2,"life":"0000000000000000","topics":[{"t'
     'opic_id":1,"name":"disk","partitions":3,"storage":"disk","retention_ms":null,"retention_size_bytes":'
     'null,"retention_policy":"delete","segment_size_bytes":134217728,"segment_age_ms":604800000,"accept_p'
     'ublish":true,"accept_read":true},{"topic_id":2,"name":"mem","partitions":1,"storage":"memory","reten'
     'tion_ms":null,"retention_size_bytes":null,"retention_policy":"delete","segment_size_bytes":134217728'
     ',"segment_age_ms":604800000,"accept_publish":true,"accept_read":true}],"partitions":[[1,0,[0,6,[["00'
     '00000000000000",0]],[[0,9000,7,9],[6,0,-1,11]]],[[1,3,[[1,1,77],[2,2,77]]]]],[1,1,[0,1,[["0000000000'
-    '000000",0]],[[0,10,-1,9]]],[]],[2,0,[1,1,[["0000000000000000",0]],[]],[]]],"sessions":[[1,1,"cl\\u00'
+    '000000",0]],[[0,10,-1,9]]],[]],[2,0,[1099511627776,1099511627776,[],[]],[]]],"sessions":[[1,1,"cl\\u00'
     'e4ent",5,2,2,[[3,[[1,0,3,1],[1,1,0,1]]],[9,null]],"abababababababababababababababab"],[2,1,"cl\\u00e'
-    '4ent",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"issued_sessions":[[1,2]],"transactions":[[2,1,6,"open",{},'
-    '0,0,1,3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"0000000000000000'
-    '0000000000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,0,1,2520715069]'
+    '4ent",5,0,0,[[3,[[1,0,6,1]]]],"abababababababababababababababab"]],"issued_sessions":[[1,2]],"transactions":[[2,1,0,"open",{},'
+    '0,1,3894639090],[2,2,8,"prepared",{"kind":"last-resource","resource":"db","uuid":"0000000000000000'
+    '0000000000000000","prepared_ms":8,"keys":[[1,2]],"offsets":[["g",[[1,0,4,null]]]]},1,1,2520715069]'
     '],"decisions":{"undone":[[2,3,{"decided_ms":3,"branches":[{"resource":"r","uuid":"u1","complete":tru'
     'e,"heuristic":"committed"},{"resource":"q","uuid":"u2","complete":false,"heuristic":null}]},[[1,0,6,'
     '1]]]],"holds":[[2,3,false,[[1,0,6,0,9000],[1,1,1,0,10]]]],"heuristics":[[2,3,[{"what":"committed","w'
@@ -62,6 +62,7 @@ def small_state() -> State:
     state.accept_sequence(two, 9, 0, 1, 77, 0)
     in_memory = state.partitions_of[2][0]
     assert isinstance(in_memory, MemoryPartition)
+    in_memory.began(1)
     in_memory.append(bytearray(batch(b"x")), 1, 7, 0)
     for counter in (1, 2, 3):
         state.settle(1, counter, counter - 1, ((1, 0, counter, 1), (1, 1, 0, 1)))
@@ -134,7 +135,7 @@ def _change_everything(state: State) -> None:
     state.end_session(1)
     state.delete_topic(1)
     state.put_topic(Topic(3, TopicConfig("new")))
-    state.started(9, 9, "9" * 16)
+    state.started(9, 9, "9" * 16, Limits(3, 3))
 
 
 def test_frozen_state_is_written_unchanged_by_later_requests() -> None:
@@ -157,8 +158,8 @@ def test_frozen_decision_keeps_its_branches_barrier_and_heuristics() -> None:
 
 def test_bytes_equal_those_of_a_checkpoint_written_at_once() -> None:
     assert small_state().freeze().encode(lambda: None).decode() == encoded(small_state()).decode() == WRITTEN_AT_ONCE
-    restored = State(Limits(2, 2))
-    restore(restored, json.loads(WRITTEN_AT_ONCE), Payloads(SimDisk()), 0)
+    restored = State()
+    restore(restored, Checkpoint(Lsn(0), 0, 0, WRITTEN_AT_ONCE.encode()), Payloads(SimDisk()))
     assert encoded(restored).decode() == WRITTEN_AT_ONCE
 
 

@@ -161,7 +161,7 @@ def test_derived_state_equals_a_restart_from_journal_and_from_checkpoint(steps: 
         step(history)
     history.node.pump()
     live = history.node.state
-    live.started(0, 0, NO_LIFE)
+    live.started(0, 0, NO_LIFE, live.limits)
     redone = Node(history.node.kill(), history.settings, clock=history.clock)
     assert (_derived(redone.state), comparable(redone.state)) == (_derived(live), comparable(live))
     redone.checkpoint()

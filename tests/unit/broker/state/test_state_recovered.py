@@ -1,8 +1,8 @@
 """State is a fold over the journal: what a restart finds equals what the broker had, after any history.
 
 Histories are drawn: every verb that changes state, sensible and refused, several of them in one group, with checkpoints
-and restarts between. The live state is compared with the one recovered after a kill, and with the one recovered after a
-power loss; so are the messages.
+and restarts, with other limits, between. The live state is compared with the one recovered after a kill, with the one
+recovered after a power loss, and with the one that followed; so are the messages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.disk = SimDisk(random.Random(seed))
-        self.settings = small_settings(outcomes_kept=3, in_flight_max=2, sessions_max=3)
-        # Below what users may set: a group of drawn commands has to fit one record of the small journal file.
-        object.__setattr__(self.settings, "group_size_bytes_max", 4 << 10)
-        self.clock, self.number = SimClock(), 0
+        self.clock, self.number, self.lives = SimClock(), 0, 0
         self.sequences: dict[tuple[str, int], int] = {}
         self.streamed: dict[int, list[bytes]] = {}
         self.node: Node
@@ -50,6 +47,11 @@ class History:
 
     def start(self, disk: SimDisk) -> None:
         """A life of the broker."""
+        outcomes_kept, in_flight_max = ((3, 2), (1, 4), (5, 1))[self.lives % 3]
+        self.lives += 1
+        self.settings = small_settings(outcomes_kept=outcomes_kept, in_flight_max=in_flight_max, sessions_max=3)
+        # Below what users may set: a group of drawn commands has to fit one record of the small journal file.
+        object.__setattr__(self.settings, "group_size_bytes_max", 4 << 10)
         self.node = Node(disk, self.settings, clock=self.clock)
         self.client = self.node.session("1.0" if 1 in self.node.state.sessions else "new")
         self.streamed.clear()
@@ -200,9 +202,10 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
     for step in steps:
         step(history)
     history.node.pump()
+    history.node.compare_follower()
     live, messages = history.node.state, _everything(history.node)
     again = Node(history.node.disk.crash() if power_lost else history.node.kill(), history.settings)
-    live.started(again.state.epoch, 0, NO_LIFE)  # what a new life does to streams
+    live.started(again.state.epoch, 0, NO_LIFE, live.limits)  # what a new life does to streams
     assert comparable(again.state) == comparable(live)
     assert again.state.payload_bytes == live.payload_bytes
     assert _everything(again) == messages

@@ -10,7 +10,7 @@ from tools.simulated.clock import SimRandom
 from txmq.broker.client_connection import ClientConnection
 from txmq.broker.core import VERBS, Core
 from txmq.broker.state.broker_identity import BrokerIdentity
-from txmq.broker.state.state import new_state
+from txmq.broker.state.state import Limits, State
 from txmq.broker.verbs import prepare_commit
 from txmq.config import BrokerSettings
 from txmq.log.records import encode
@@ -28,7 +28,7 @@ SETTINGS = BrokerSettings(batch_size_bytes_max=2048, outcomes_kept=5, transactio
 
 def new_core(settings: BrokerSettings = SETTINGS) -> tuple[Core, ClientConnection, ClientConnection]:
     """A core with two connections, each with a session."""
-    state = new_state(settings)
+    state = State(Limits(settings.in_flight_max, settings.outcomes_kept))
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=4096)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))

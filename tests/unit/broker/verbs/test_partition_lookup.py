@@ -62,7 +62,7 @@ def test_files_of_a_lone_broker_say_nothing_of_homes() -> None:
         for kind, _, body in entries.split(record.payload)
         if kind in (entries.STARTED, entries.TOPIC)
     }
-    assert set(said[entries.STARTED]) == {"epoch", "life", "time_ms"}
+    assert set(said[entries.STARTED]) == {"epoch", "life", "limits", "time_ms"}
     assert not {"homes", "version"} & set(said[entries.TOPIC])
     assert "registration" not in broker.state.snapshot()
     assert not any("homes" in topic for topic in broker.state.snapshot()["topics"])

@@ -12,7 +12,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.core import Core
 from txmq.broker.state.broker_identity import BrokerIdentity
-from txmq.broker.state.state import new_state
+from txmq.broker.state.state import Limits, State
 from txmq.config import BrokerSettings
 from txmq.log.batch import checksum, walk
 from txmq.log.records import encode
@@ -26,7 +26,7 @@ SEGMENT_SIZE_BYTES = 4096
 
 def new_core(settings: BrokerSettings | None = None) -> tuple[Core, ClientConnection]:
     settings = settings or BrokerSettings(batch_size_bytes_max=2048)
-    state = new_state(settings)
+    state = State(Limits(settings.in_flight_max, settings.outcomes_kept))
     state.put_topic(Topic(1, TopicConfig("open", partitions=3, segment_size_bytes=SEGMENT_SIZE_BYTES)))
     state.put_topic(Topic(2, TopicConfig("closed", accept_publish=False)))
     state.put_topic(Topic(3, TopicConfig("memory", storage=Storage.MEMORY)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.images.node import encoded
+from tools.images.follower import encoded
 from txmq.broker import core
 from txmq.broker.core import VERBS
 from txmq.broker.state.principals import Permissions
