@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import inspect
 import os
 import re
+import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, NoReturn
@@ -50,6 +53,8 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.runtime.build import VERSION, is_compiled, pages
+
+INTERRUPT_AGAIN_S = 0.05
 
 app = typer.Typer(
     name="txmq",
@@ -201,9 +206,26 @@ def _fail(error: Exception, text: str) -> NoReturn:
     output.fail("; ".join([text, *getattr(error, "__notes__", ())]))
 
 
+def interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that struck where Python drops it (a weak reference's callback, ``__del__``) strikes once more.
+
+    In a moment, and by a thread that takes no lock: what was struck may hold any.
+    """
+    if dropped.exc_type is KeyboardInterrupt:
+        _thread.start_new_thread(_interrupt, ())
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+def _interrupt() -> None:
+    time.sleep(INTERRUPT_AGAIN_S)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def main() -> None:
     """Entry point of the console script."""
     output.open_streams()
+    sys.unraisablehook = interrupt_again
     try:
         command(sys.argv[1:])()
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -24,6 +25,33 @@ def test_broker_that_is_away_comes_with_the_next_step(
     text: str, step: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _told(BrokerAwayError(text), capsys, monkeypatch).startswith(f"txmq: {text}{step}")
+
+
+DROPPED = """
+import sys, time, weakref
+from txmq.cli.main import interrupt_again
+
+sys.unraisablehook = interrupt_again
+
+class Kept: pass
+
+def struck(_reference):
+    raise KeyboardInterrupt
+
+kept = Kept()
+reference = weakref.ref(kept, struck)
+del kept
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_ctrl_c_that_python_drops_strikes_once_more() -> None:
+    """Found: ``txmq bench`` went on, for its Ctrl-C had struck the callback of a weak reference."""
+    ran = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("stopped\n", "")
 
 
 def test_notes_of_an_error_stand_behind_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
