@@ -30,7 +30,7 @@ def encoded(state: State) -> bytes:
 
 
 class _EndReachedError(Exception):
-    """The next record is beyond the checkpoint."""
+    """The next record is beyond the place to compare at."""
 
 
 class Follower:

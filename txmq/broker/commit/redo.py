@@ -186,14 +186,9 @@ class Redo:
             return
         self._write(partition, run.segment_base, run.position, run.batches)
         partition.redo(
-            run.segment_base,
-            run.position,
-            run.base_offset,
-            run.next_offset,
-            run.max_timestamp_ms,
-            len(run.batches),
+            run.segment_base, run.position, run.base_offset, run.next_offset, run.max_timestamp_ms, len(run.batches),
             self._clock_ms,
-        )
+        )  # fmt: skip
         self._touched[partition] = None
         if flags & entries.FLAG_IDEMPOTENT:
             self._redo_sequences(partition, run.batches, run.base_offset)
@@ -258,15 +253,19 @@ class Redo:
                 partition.set_log_start(moved.offset)
                 self._touched[partition] = None  # its files below may still be there
         elif kind == entries.STARTED:
-            fields = json.loads(bytes(body))
-            epoch, time_ms, life, limits = (fields[name] for name in ("epoch", "time_ms", "life", "limits"))
-            self._state.started(epoch, time_ms, life, Limits(**limits), fields.get("incarnation"))
+            self._redo_started(json.loads(bytes(body)))
         elif kind == entries.REGISTERED:
             fields = json.loads(bytes(body))
             self._state.registered(fields["epoch"], fields["incarnation"])
         elif kind == entries.HOME_RETIRED:
             fields = json.loads(bytes(body))
             self._state.registration.retired[int(fields["home"], 16)] = fields["reason"]
+
+    def _redo_started(self, fields: dict[str, Any]) -> None:
+        if "limits" not in fields:
+            raise StorageError("the journal holds a start that states no limits: start the txmq that wrote it")
+        epoch, time_ms, life, limits = (fields[name] for name in ("epoch", "time_ms", "life", "limits"))
+        self._state.started(epoch, time_ms, life, Limits(**limits), fields.get("incarnation"))
 
     def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SESSION:

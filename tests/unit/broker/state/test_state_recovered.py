@@ -20,6 +20,7 @@ from tools.images.requests import UUID, batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.broker.commit.redo import Redo
+from txmq.broker.state.state import State
 from txmq.errors import StorageError
 from txmq.log.history import NO_LIFE
 from txmq.redo import entries
@@ -212,6 +213,12 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
     third = Node(again.kill(), history.settings)
     assert comparable(third.state) == comparable(live)
     assert _everything(third) == messages
+
+
+def test_start_that_states_no_limits_is_refused() -> None:
+    entry = entries.json_entry(entries.STARTED, {"epoch": 1, "time_ms": 1, "life": NO_LIFE})
+    with pytest.raises(StorageError, match="start the txmq that wrote it"):
+        Redo(State(), lambda *_: None, {}).record(entry)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
