@@ -212,7 +212,7 @@ class HomeInUseError(RegistryError):
 
 
 class HomeSupersededError(RegistryError):
-    """A process that this journal does not know has led the home since: the directory is a copy, or was restored.
+    """A process that this directory does not know has led the home since: it is a copy, or was restored.
 
     Stop, and start the newer directory. If that one is lost, start with an empty directory: a new home.
     """

@@ -49,7 +49,7 @@ def test_leader_that_is_announced_only_once_is_caught(monkeypatch: pytest.Monkey
             announced.add(registry)
 
     monkeypatch.setattr(HomeNodes, "announce", once)
-    seed_that_catches(simulate_homes, ".", first=[2], then=MUTATED_SEEDS)
+    seed_that_catches(simulate_homes, ".", first=[3], then=MUTATED_SEEDS)
 
 
 def test_topic_map_that_is_not_taken_over_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_commit_that_does_not_wait_for_the_marker_is_caught(monkeypatch: pytest.
     with monkeypatch.context() as mutated:
         mutated.setattr(SimulatedXARecovery, "commit", commit)
         # complete was sent, and the rows come with the next restart
-        seed = seed_that_catches(simulate, "^Violation: (P3|P4|P5: prepared)", first=[52], then=SEEDS)
+        seed = seed_that_catches(simulate, "^Violation: (P3|P4|P5: prepared)", first=[19], then=SEEDS)
     assert simulate(seed).error is None
 
 
@@ -41,5 +41,5 @@ def test_kill_that_does_not_wait_for_the_session_is_caught(monkeypatch: pytest.M
     with monkeypatch.context() as mutated:
         mutated.setattr(xa_resource, "_GONE_TRIES", 0)
         finding = "^Violation: P5: committed in bank-. while a killed session ended"
-        seed = seed_that_catches(simulate, finding, first=[5], then=SEEDS)
+        seed = seed_that_catches(simulate, finding, first=[28], then=SEEDS)
     assert simulate(seed).error is None

@@ -50,7 +50,7 @@ def test_home_that_was_down_and_compares_no_users_is_caught(monkeypatch: pytest.
 
 def test_home_that_stood_still_and_asks_nobody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authorizer, "doubt_users", lambda _context: False)
-    _caught("which stood still until then", first=6)
+    _caught("which stood still until then", first=8)
 
 
 def test_new_user_on_the_removed_ones_connection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_new_user_on_the_removed_ones_connection_is_caught(monkeypatch: pytest.M
         return user(name, {**record, "made": 0})
 
     monkeypatch.setattr(principals, "_user", nameless)
-    _caught("U1", first=41, then=REMOVED_ONES)
+    _caught("U1", first=24, then=REMOVED_ONES)
 
 
 def test_permissions_that_outlive_a_revocation_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_permissions_that_outlive_a_revocation_are_caught(monkeypatch: pytest.Mo
         return known
 
     monkeypatch.setattr(authorizer, "permissions_of", kept)
-    _caught("U1", first=17)
+    _caught("U1", first=2)
 
 
 def test_connections_that_a_removed_user_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,13 +87,13 @@ def test_home_without_a_watch_on_users_is_caught(monkeypatch: pytest.MonkeyPatch
         return None if what is _Read.ACCESS else listener(worker, what)
 
     monkeypatch.setattr(RegistrySessionLoop, "_listener", deaf)
-    _caught("which hears", first=7)
+    _caught("which hears", first=8)
 
 
 def test_registry_that_is_read_without_a_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server shows that lags behind may be topics, or users."""
     monkeypatch.setattr(SimSession, "sync", lambda _session, _path: None)
-    _caught("R1|U1", first=8)
+    _caught("R1|U1", first=2)
 
 
 def test_certificate_that_goes_on_behind_its_change_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,13 @@ def test_certificate_that_goes_on_behind_its_change_is_caught(monkeypatch: pytes
         external(context, client, wished)
 
     monkeypatch.setattr(auth, "_external", any_of_the_guests)
-    _caught("U3", first=16)
+    _caught("U3", first=7)
 
 
 def test_stranger_who_is_asked_for_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "of_nobody", lambda: None)
     monkeypatch.setattr(access_changes, "strangers_from_now_on", lambda _context: None)
-    _caught("U2", first=6)
+    _caught("U2", first=7)
 
 
 def test_scripted_clients_whose_logins_are_refused_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,6 @@ from tools.simulated.disk_model import Trace
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.state.state import State
 from txmq.broker.state.transaction import TransactionState
-from txmq.log.history import NO_LIFE
 from txmq.log.verify import verify_log
 from txmq.model import TopicPartition
 from txmq.protocol.transaction_bodies import parse_result_lines
@@ -149,7 +148,7 @@ def check_image(script: Script, disk: SimDisk, *, again: bool = False) -> None:
     _check_final(script, player.node, answers)
     if again:
         before = player.node.state
-        before.started(0, 0, NO_LIFE, before.limits)
+        before.led(0, 0, 0, before.limits, is_member=False)
         assert comparable(Node(player.node.kill(), player.settings).state) == comparable(before)
 
 

@@ -9,7 +9,7 @@ noted on the disk, so that a crash image knows what had been told by then:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tools.images.follower import Follower, encoded
@@ -31,6 +31,7 @@ from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader, encode_all
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.redo import checkpoint
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, HomeEntry, TopicMap
 from txmq.xid import TxId
 
 JOURNAL_FILE_SIZE_BYTES = 16 << 10  # a few groups a file: every workload crosses files
@@ -140,20 +141,22 @@ class Node:
 
     def __init__(
         self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
-        incarnation: str | None = None, cluster: ClusterView | None = None, cluster_id: int | None = None,
+        is_member: bool = False, cluster: ClusterView | None = None, cluster_id: int | None = None,
         identity_seed: int = IDENTITY_SEED, is_home: bool = False,
     ) -> None:  # fmt: skip
         self.disk, self.settings = disk, settings
         self.clock = clock if clock is not None else SimClock()
         chance = SimRandom(random.Random(identity_seed))
         self.recovered: Recovered = open_store(
-            disk, self.clock, chance, settings, incarnation=incarnation, cluster_id=cluster_id
+            disk, self.clock, chance, settings, is_member=is_member, cluster_id=cluster_id
         )
         self.store, self.state = self.recovered.store, self.recovered.state
+        if is_member and cluster is None:  # a registry said so at once, and says nothing more
+            self.recovered.lead(self.store.journal.epoch, self.clock.now_ms(), is_member=True)
         self._follower = Follower(disk.view(), self.recovered.identity.node, self.store.checkpoint_lsn)
         if is_home:
             self.state.order.queue_together()
-        chance = SimRandom(random.Random(self.state.epoch))
+        chance = SimRandom(random.Random(self.store.journal.epoch))
         now_ms = self.clock.now_ms()
         self.core = Core(self.recovered.identity, settings, self.state, now_ms, chance, cluster=cluster)
         self.context = self.core.context
@@ -162,6 +165,11 @@ class Node:
         self._state_then = b""  # when that was taken
         self._held_kind: type[Step] | None = None
         self._held: tuple[Step, Part] | None = None  # a step that is under way, and its last part
+
+    def lead(self, epoch: int, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access = NO_ACCESS) -> None:
+        """The registry has said that this process leads the home."""
+        self.recovered.lead(epoch, self.clock.now_ms(), is_member=True)
+        self.core.led(topic_map, homes, access)
 
     def connect(self) -> Client:
         """A new connection."""
@@ -225,6 +233,7 @@ class Node:
         """Take a checkpoint, which may have to wait for partition files."""
         self.pipeline.want_checkpoint()
         self.run_steps()
+        self.force()
 
     def hold_apply(self) -> None:
         """From now on partition files are written only when ``let_go`` is called: a thread is at it."""
@@ -311,9 +320,9 @@ class Node:
     def checkpoint(self) -> None:
         """Take a checkpoint; a full disk puts it off."""
         self.clock.advance(APPLY_RETRY_S)
-        self.force()
         self.pipeline.want_checkpoint()
         self.run_steps()
+        self.force()
 
     def retire(self) -> None:
         """Retention, as the server's timer does it."""

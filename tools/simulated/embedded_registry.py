@@ -81,9 +81,9 @@ class EmbeddedRegistry:
         self._require_here([candidate.home])
         with self._lock:
             led = self._leadership
-            if led is not None and led.candidate.incarnation == candidate.incarnation:
+            if led is not None and led.candidate.start == candidate.start:
                 return led
-            if led is not None and led.candidate.incarnation not in candidate.former:
+            if led is not None and led.candidate.start not in candidate.former:
                 raise HomeSupersededError(
                     f"home {candidate.home:016x} was led by a process that the journal does not know"
                 )

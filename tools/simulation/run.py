@@ -24,7 +24,6 @@ from txmq.client.consumer.offsets.offset_store import order_anew
 from txmq.client.spooling.direct_or_spooled import VISIBILITY_WAIT_S
 from txmq.client.transaction import block
 from txmq.log import records
-from txmq.log.history import NO_LIFE
 from txmq.runtime import crashpoints, logging, loop_stream, net, workers
 from txmq.runtime.clocks import OSClock, OSRandom
 from txmq.xa.last_resource import in_doubt_outcome
@@ -347,7 +346,7 @@ def _check(shared: Shared, told: Told) -> None:
     visible = check_promises(shared, told)
     [node] = shared.nodes()
     before = node.state
-    before.started(0, 0, NO_LIFE, before.limits)
+    before.led(0, 0, 0, before.limits, is_member=False)
     again = node
     for lost in (node.disk.kill(), node.disk.crash()):
         again = Node(lost, shared.broker.settings, clock=shared.world.clock)

@@ -52,7 +52,7 @@ class Watch:
         elif oldest is not None and now - self._oldest_since > self._stable_s:
             raise Violation(f"liveness: a group is not forced and applied after {now - self._oldest_since:.2f} s")
         store = node.store
-        is_hindered = store.has_unapplied or node.disk.free_bytes() < ROOM_BYTES
+        is_hindered = store.has_unapplied or node.disk.free_bytes() < ROOM_BYTES or not node.core.is_leading
         is_due = store.journal.next_lsn >= store.checkpoint_due_lsn
         if is_hindered or not is_due or store.checkpoint_lsn != self._checkpoint_lsn:
             self._due_since, self._checkpoint_lsn = now, store.checkpoint_lsn

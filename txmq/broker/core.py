@@ -74,7 +74,8 @@ from txmq.errors import (
 )
 from txmq.log.partition import Partition
 from txmq.protocol.requests import Request, Violation
-from txmq.registry.cluster_metadata import NO_ACCESS, Access, HomeEntry, Leadership, TopicMap
+from txmq.redo import entries
+from txmq.registry.cluster_metadata import NO_ACCESS, Access, HomeEntry, TopicMap
 from txmq.runtime.ports import Random
 
 REQUESTS_A_TURN = 1000  # of one connection, then the others' turn comes
@@ -132,6 +133,7 @@ LONG_ANSWERS = frozenset(
         b"stats", b"help", b"user", b"acl", b"quota",
     }
 )  # fmt: skip
+_CHECKPOINT = entries.frame(entries.CHECKPOINT, b"")
 TELL_A_STATE = (
     TransactionConflictError, UnknownTransactionError, UnknownQueryError, FencedError, UserExistsError,
     UnknownUserError, OtherTokenError, OutboxConflictError,
@@ -147,7 +149,7 @@ class Core:
     ) -> None:  # fmt: skip
         self.context = Context(identity, settings, state, random, ids or state, cluster, now_ms=now_ms)
         # The directory may be an older copy: what was issued after the copy is below this time, and not issued again.
-        self.context.sessions_from = now_ms if state.epoch > 1 else 1
+        self.context.sessions_from = now_ms if state.epoch > (cluster is None) else 1  # alone, this life has begun
         self._next_client = 1
         self.context.ticked_ms = now_ms
         self._group_size_bytes_max = settings.group_size_bytes_max
@@ -171,14 +173,12 @@ class Core:
 
     # --- the registry ------------------------------------------------------------------------------------------------
 
-    def led(
-        self, leadership: Leadership, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access = NO_ACCESS
-    ) -> None:
+    def led(self, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access = NO_ACCESS) -> None:
         """The registry has said that this process leads the home; requests are served from now on, to its users.
 
-        The caller has raised the journal's epoch (``Journal.raise_epoch``).
+        The caller has journaled that (``Recovered.lead``).
         """
-        registry_events.led(self.context, leadership)
+        registry_events.led(self.context)
         registry_events.access_changed(self.context, access, is_anew=True)
         registry_events.changed(self.context, topic_map, homes)
         self._verbs, self.context.is_serving = VERBS, True
@@ -362,6 +362,11 @@ class Core:
         """The assigned state."""
         return self.context.state
 
+    @property
+    def is_leading(self) -> bool:
+        """Whether this process leads its home."""
+        return self.context.is_serving
+
     def next_group(self) -> CommitGroup | None:
         """The group that ``seal`` would take; None if nothing is queued."""
         context = self.context
@@ -370,19 +375,17 @@ class Core:
         group = context.group
         return group if group.items or group.waiters or group.written_waiters or group.puts else None
 
-    def cut(self) -> CommitGroup | None:
+    def cut(self) -> CommitGroup:
         """Close the group in the making, so that later requests are in another record.
 
         Returns:
-            the newest group that is not durable: the assigned state is what it leaves. None if all are.
+            That group: the assigned state is what it leaves, and its record's last entry says so (CHECKPOINT).
         """
         context = self.context
-        if not context.group.is_empty:
-            context.full.append(context.group)
-            context.group = CommitGroup()
-        if context.full:
-            return context.full[-1]
-        return context.undurable[-1] if context.undurable else None
+        closed, context.group = context.group, CommitGroup()
+        closed.add_entry(_CHECKPOINT)
+        context.full.append(closed)
+        return closed
 
     def seal(self) -> CommitGroup:
         """Take the oldest group that is queued; its record must be written next."""

@@ -73,31 +73,36 @@ def load(disk: Disk) -> Node | None:
         CorruptRecordError: damaged.
         StorageError: a newer version wrote it.
     """
-    if not disk.exists(PATH):
+    fields = read_fields(disk, PATH, _SIZE_MAX)
+    if fields is None:
         return None
-    file = disk.open(PATH, writable=False)
-    try:
-        text = file.pread(_SIZE_MAX, 0)
-    finally:
-        file.close()
-    return _decode(text)
-
-
-def _decode(text: bytes) -> Node:
-    try:
-        fields = json.loads(text)
-        stated = fields.pop("crc32c")
-        whole = stated == _checksum(fields) and text == _encode(fields)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptRecordError(PATH, 0, f"not an identity: {error}") from error
-    if not whole:
-        raise CorruptRecordError(PATH, 0, "fails its CRC: restore it from a backup")
-    if fields.get("format") != FORMAT:
-        raise StorageError(f"{PATH}: format {fields.get('format')}, this txmq reads {FORMAT}: upgrade")
     return Node(int(fields["cluster"], 16), int(fields["node"], 16), fields["created_ms"])
 
 
-def _encode(fields: dict[str, Any]) -> bytes:
+def read_fields(disk: Disk, path: str, size_max: int) -> dict[str, Any] | None:
+    """The fields of such a file, spaces at its end left out; None if there is no file. Raises as ``load``."""
+    if not disk.exists(path):
+        return None
+    file = disk.open(path, writable=False)
+    try:
+        text = file.pread(size_max, 0).rstrip(b" ")
+    finally:
+        file.close()
+    try:
+        fields: dict[str, Any] = json.loads(text)
+        stated = fields.pop("crc32c")
+        whole = stated == _checksum(fields) and text == encode_fields(fields)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptRecordError(path, 0, f"not an identity: {error}") from error
+    if not whole:
+        raise CorruptRecordError(path, 0, "fails its CRC: restore it from a backup")
+    if fields.get("format") != FORMAT:
+        raise StorageError(f"{path}: format {fields.get('format')}, this txmq reads {FORMAT}: upgrade")
+    return fields
+
+
+def encode_fields(fields: dict[str, Any]) -> bytes:
+    """The content of such a file."""
     return json.dumps({**fields, "crc32c": _checksum(fields)}).encode() + b"\n"
 
 
@@ -116,7 +121,7 @@ def _write(disk: Disk, node: Node) -> None:
         disk.unlink(_TEMPORARY)
     file = disk.open(_TEMPORARY, create=True)
     try:
-        file.pwrite(_encode(fields), 0)
+        file.pwrite(encode_fields(fields), 0)
         file.fsync()
     finally:
         file.close()

@@ -26,7 +26,6 @@ Bodies::
      7 TOPIC          JSON: id and settings; of a broker with a registry also version and homes
      8 TOPIC_DELETED  topic_id u32
      9 LOG_START      topic_id u32, partition u32, offset u64
-    10 STARTED        JSON: epoch, time, life (``log/history``); of a broker with a registry also its incarnation
     11 SESSION_ENDED  session u64
     12 DECIDED        as COMMITTED, then meta (JSON): branches that must hear of it; messages are placed, not shown
     13 COMPLETED      JSON: one branch has heard of it
@@ -43,7 +42,6 @@ Bodies::
     27 EPOCH_DRAWN    JSON: the number of a driver's incarnation, never handed out again
     28 SESSION_TAKEN  JSON: a session was taken over, its epoch rises
     29 SESSIONS_AT_REST  JSON: sessions whose clients are away keep what they need and no more
-    30 REGISTERED     JSON: cluster, epoch and incarnation: the process leads the home, under an epoch of the registry's
     31 PLACE_AWAITED  as PREPARED: a transaction is decided, its messages wait for earlier transactions to be placed
     32 REPORTED       JSON: the home that decided a transaction knows that this home has placed its part, or an operator
                       has given that home up (fact)
@@ -60,6 +58,10 @@ Bodies::
     44 TOKEN_DRAWN    JSON: the newest fencing token of a database, by the database's uuid
     45 CLOCK          time u64, ms since 1970: when the segments begin that the record's later entries begin
     47 OUTBOX_CHAIN   JSON: the newest page of an outbox, in the record of its decision; without one it is forgotten
+    48 LED            JSON: a process leads the home, under a higher epoch: the first entry of the epoch's first record.
+                      With its replica and start, the time, the limits that rule the fold, the format of the entries
+                      that follow, and whether the epoch is a registry's
+    49 CHECKPOINT     nothing; the last entry of a record: the state as of its end is one that checkpoints are taken of
 """
 
 from __future__ import annotations
@@ -81,7 +83,6 @@ SESSION: Final = 6
 TOPIC: Final = 7
 TOPIC_DELETED: Final = 8
 LOG_START: Final = 9
-STARTED: Final = 10
 SESSION_ENDED: Final = 11
 DECIDED: Final = 12
 COMPLETED: Final = 13
@@ -97,7 +98,6 @@ QUERY_DELETED: Final = 26
 EPOCH_DRAWN: Final = 27
 SESSION_TAKEN: Final = 28
 SESSIONS_AT_REST: Final = 29
-REGISTERED: Final = 30
 PLACE_AWAITED: Final = 31
 REPORTED: Final = 32
 USER: Final = 34
@@ -112,18 +112,22 @@ SESSION_CLOSED: Final = 43
 TOKEN_DRAWN: Final = 44
 CLOCK: Final = 45
 OUTBOX_CHAIN: Final = 47
+LED: Final = 48
+CHECKPOINT: Final = 49
+
+FORMAT: Final = 1  # of entries and of their fold, as LED states it
 
 NAMES: Final = {
     RUN: "run", PAYLOAD: "payload", PREPARED: "prepared", COMMITTED: "committed", ROLLED_BACK: "rolled-back",
-    SESSION: "session", TOPIC: "topic", TOPIC_DELETED: "topic-deleted", LOG_START: "log-start", STARTED: "started",
+    SESSION: "session", TOPIC: "topic", TOPIC_DELETED: "topic-deleted", LOG_START: "log-start",
     SESSION_ENDED: "session-ended", DECIDED: "decided", COMPLETED: "completed", SHOWN: "shown", HEURISTIC: "heuristic",
     FORGOTTEN: "forgotten", SAVED: "saved", HANDED_OVER: "handed-over", GROUP_DELETED: "group-deleted",
     QUERY_OPENED: "query-opened", BATCH_COMMITTED: "batch-committed", QUERY_DELETED: "query-deleted",
     EPOCH_DRAWN: "epoch-drawn", SESSION_TAKEN: "session-taken", SESSIONS_AT_REST: "sessions-at-rest",
-    REGISTERED: "registered", PLACE_AWAITED: "place-awaited", REPORTED: "reported", USER: "user",
+    PLACE_AWAITED: "place-awaited", REPORTED: "reported", USER: "user",
     USER_REMOVED: "user-removed", GRANTED: "granted", QUOTA_SET: "quota-set", ACCESS: "access", FENCED: "fenced",
     MADE: "made", HOME_RETIRED: "home-retired", SESSION_CLOSED: "session-closed", TOKEN_DRAWN: "token-drawn",
-    CLOCK: "clock", OUTBOX_CHAIN: "outbox-chain",
+    CLOCK: "clock", OUTBOX_CHAIN: "outbox-chain", LED: "led", CHECKPOINT: "checkpoint",
 }  # fmt: skip
 
 FLAG_IDEMPOTENT: Final = 1  # of a RUN: recovery looks at the batches' headers for sequences

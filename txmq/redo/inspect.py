@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecordError, StorageError, TxmqError
-from txmq.redo import checkpoint, directory_identity, entries, recovery
+from txmq.redo import checkpoint, directory_identity, entries, recovery, replica_identity
 from txmq.redo.journal_files import list_bases
 from txmq.redo.record_format import (
     FILE_HEADER_SIZE,
@@ -246,11 +246,15 @@ def _end(walk: Walk, rule: Rule) -> Iterator[Finding]:
 
 
 def _check_identity(disk: Disk) -> Iterator[Finding]:
-    try:
-        if directory_identity.load(disk) is None:
-            yield Finding(directory_identity.PATH, 0, "missing", is_damage=bool(list_bases(disk)))
-    except StorageError as error:
-        yield _finding(error)
+    for path, load in (
+        (directory_identity.PATH, directory_identity.load),
+        (replica_identity.PATH, replica_identity.load),
+    ):
+        try:
+            if load(disk) is None:
+                yield Finding(path, 0, "missing", is_damage=bool(list_bases(disk)))
+        except StorageError as error:
+            yield _finding(error)
 
 
 def _check_checkpoints(disk: Disk) -> Iterator[Finding]:

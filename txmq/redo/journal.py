@@ -96,7 +96,7 @@ class Journal:
         self._base, self._end = head.base_lsn, head.base_lsn + head.size_bytes
         self._older_bases = list(older_bases)
         self.found = found if found is not None else Found()
-        self.next_lsn = self.durable_lsn = Lsn(head.next_lsn)
+        self.next_lsn = self.durable_lsn = self._opened_lsn = Lsn(head.next_lsn)
         self._marked_lsn = -1  # a record on disk says that everything below is durable
         self.chain, self.epoch, self.node_id = head.chain, epoch, files.node_id
         self.failed = self._closed = self._is_syncing = False
@@ -199,6 +199,15 @@ class Journal:
             self._fail_unless_lacking(error)
             raise
         del self._older_bases[: len(doomed)]
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether something was written since it was opened."""
+        return self.next_lsn != self._opened_lsn
+
+    def may_append(self, payload_length: int) -> bool:
+        """Whether there is a place for such a record, on a full disk in the ballast."""
+        return self.has_room(payload_length) or self.is_next_ready or self._files.has_ballast
 
     @property
     def is_next_ready(self) -> bool:

@@ -262,9 +262,14 @@ class JournalFiles:
 
     # --- ballast -----------------------------------------------------------------------------------------------------
 
+    @property
+    def has_ballast(self) -> bool:
+        """Whether it is there."""
+        return self._disk.exists(BALLAST)
+
     def keep_ballast(self) -> bool:
         """Make the ballast if it is missing and there is ample room; says whether it is there."""
-        if self._disk.exists(BALLAST):
+        if self.has_ballast:
             return True
         size = self.settings.ballast_size_bytes
         if self._disk.free_bytes() < 2 * size + self.settings.file_size_bytes:
@@ -277,7 +282,7 @@ class JournalFiles:
 
     def use_ballast(self) -> bool:
         """Turn the ballast into a spare; False if it is already given up."""
-        if not self._disk.exists(BALLAST):
+        if not self.has_ballast:
             return False
         size = size_bytes(self._disk, BALLAST)
         path = self._next_spare_path()

@@ -119,15 +119,15 @@ class Standing(enum.Enum):
 class Candidate(NamedTuple):
     """A process that wants to lead a home.
 
-    The caller has made ``incarnation`` durable before it calls ``lead``. So its next start knows it again if an
+    The caller has made ``start`` durable before it calls ``lead``. So its next start knows it again if an
     epoch was drawn and the answer was lost.
     """
 
     home: int
     name: str  # the broker's name, which no other home of the cluster has
     address: str  # where clients reach it
-    incarnation: int  # drawn at random for this start of the process
-    former: frozenset[int]  # the incarnations that the home's journal knows
+    start: int  # drawn at random for this start of the process
+    former: frozenset[int]  # the starts that its directory knows
     epoch: int  # the newest epoch that the journal knows
     lock: str  # names the lock that the process holds on its data directory: the process before it is gone
 

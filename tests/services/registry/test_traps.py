@@ -99,7 +99,7 @@ def test_a_session_expires_while_its_process_is_paused(
         try:
             eventually(lambda: not is_led(), "the end of the session")
             if is_superseded:
-                registry.lead(candidate(incarnation=2, former=(1,)))
+                registry.lead(candidate(start=2, former=(1,)))
         finally:
             os.kill(process.pid, signal.SIGCONT)
         while _told(process) != "lost":
@@ -136,7 +136,7 @@ def test_a_leaders_node_made_anew_is_another_one(zookeeper: ZooKeeper, registry:
     assert isinstance(registry._session, KazooSession)
     RealWorld(zookeeper).expire(registry._session)
     other = ZooKeeperRegistry(RealWorld(zookeeper).open(), registry._paths.root.removesuffix("/txmq"))
-    other.announce(other.lead(candidate(incarnation=2, former=(1,))))
+    other.announce(other.lead(candidate(start=2, former=(1,))))
     assert registry._session.get(registry._paths.leader(A)).stat.version == 0
     with pytest.raises(HomeSupersededError):
         registry.announce(former)
@@ -191,10 +191,10 @@ def test_nodes_are_as_many_as_topics_and_homes(zookeeper: ZooKeeper, chroot: str
     registry = ZooKeeperRegistry(session, chroot)
     _use(registry)
     once = _paths(session, chroot)
-    for incarnation in range(2, 6):
-        registry.announce(registry.lead(candidate(incarnation=incarnation, former=tuple(range(incarnation)))))
+    for start in range(2, 6):
+        registry.announce(registry.lead(candidate(start=start, former=tuple(range(start)))))
         placed = registry.topics().topics[0]
-        registry.alter_topic(placed._replace(topic=topic(1, retention_ms=incarnation)))
+        registry.alter_topic(placed._replace(topic=topic(1, retention_ms=start)))
         passing = topic(registry.reserve_topic_ids(1)[0], "passing")
         registry.create_topic(passing, [A, B])
         registry.delete_topic(passing)

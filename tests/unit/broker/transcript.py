@@ -415,9 +415,10 @@ class _Stage:
         ]
 
     def _show_journal(self) -> list[str]:
-        """The kinds of entries since the last time."""
+        """The kinds of entries since the last time, but for what a checkpoint leaves there: it changes nothing."""
         dumped = inspect.dump(self.node.disk)
-        kinds = [entries.NAMES[kind] for record in dumped for kind, _, _ in entries.split(record.payload)]
+        found = [kind for record in dumped for kind, _, _ in entries.split(record.payload)]
+        kinds = [entries.NAMES[kind] for kind in found if kind != entries.CHECKPOINT]
         begun = self._journaled.get(self.homes[0], 0)
         self._journaled[self.homes[0]] = len(kinds)
         return [" ".join(kinds[begun:])] if kinds[begun:] else []

@@ -62,7 +62,7 @@ def test_flipped_bit_in_any_byte_and_any_length_is_found() -> None:
 
 def test_a_newer_format_is_refused() -> None:
     disk = SimDisk()
-    put(disk, PATH, directory_identity._encode({"format": 2, "anything": "else"}))
+    put(disk, PATH, directory_identity.encode_fields({"format": 2, "anything": "else"}))
     with pytest.raises(StorageError, match="upgrade"):
         load(disk)
 

@@ -68,7 +68,7 @@ def test_every_other_entry_comes_back_as_it_was() -> None:
     assert entries.decode_session_ended(_only(entries.encode_session_ended(U64), entries.SESSION_ENDED)) == U64
     completed = {"session": 1, "counter": U64, "uuid": "ab" * 16, "fact": None}
     assert entries.encode_completed(1, U64, "ab" * 16) == entries.json_entry(entries.COMPLETED, completed)
-    for kind in (entries.SESSION, entries.TOPIC, entries.STARTED, entries.QUERY_OPENED, entries.EPOCH_DRAWN):
+    for kind in (entries.SESSION, entries.TOPIC, entries.LED, entries.QUERY_OPENED, entries.EPOCH_DRAWN):
         assert bytes(_only(entries.json_entry(kind, {"a": "\u00e9"}), kind)).decode() == '{"a": "\u00e9"}'
 
 

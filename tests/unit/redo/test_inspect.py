@@ -11,7 +11,7 @@ from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.errors import CorruptRecordError
 from txmq.model import Lsn
-from txmq.redo import checkpoint, entries, inspect
+from txmq.redo import checkpoint, entries, inspect, replica_identity
 from txmq.redo.directory_identity import load_or_create
 from txmq.redo.record_format import FILE_HEADER_SIZE, file_path, record_size
 
@@ -23,9 +23,10 @@ def _disk() -> SimDisk:
     """A sound directory of several files, with entries of every type in the records."""
     disk = SimDisk()
     load_or_create(disk, SeededRandom(1), SimClock())
+    replica_identity.load_or_create(disk, SeededRandom(1))
     journal, _ = open_journal(disk)
     samples = [
-        entries.json_entry(entries.STARTED, {"epoch": 1}),
+        entries.json_entry(entries.LED, {"epoch": 1}),
         entries.json_entry(entries.TOPIC, {"name": "orders"}),
         entries.json_entry(entries.SESSION, {"session": 1}),
         entries.run_header(1, 0, 0, 0, 0, 3, 17, 900) + bytes(900),
@@ -50,7 +51,6 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.EPOCH_DRAWN, {"epoch": 1}),
         entries.json_entry(entries.SESSION_TAKEN, {"session": 1, "epoch": 1}),
         entries.json_entry(entries.SESSIONS_AT_REST, {"sessions": [1]}),
-        entries.json_entry(entries.REGISTERED, {"epoch": 2}),
         entries.encode_place_awaited(1, 5, b'{"kind": "local"}'),
         entries.json_entry(entries.REPORTED, {"session": 1, "counter": 6}),
         entries.json_entry(entries.USER, {"user": "shop", "keys": ["c2FsdA==", 4096, "a2V5", "b2xk"], "secret": "5ec"}),
@@ -65,6 +65,7 @@ def _disk() -> SimDisk:
         entries.json_entry(entries.TOKEN_DRAWN, {"uuid": "a", "token": "b"}),
         entries.encode_clock(17),
         entries.json_entry(entries.OUTBOX_CHAIN, {"uuid": "a", "name": "shop", "last": "b", "time_ms": 1}),
+        entries.frame(entries.CHECKPOINT, b""),
     ]
     for sample in samples:
         journal.append(sample)
@@ -145,14 +146,19 @@ def _end(disk: SimDisk) -> tuple[int, int]:
 def test_empty_directory_has_no_identity_and_is_sound() -> None:
     verdict = inspect.verify(SimDisk())
     assert verdict.is_sound
-    assert [finding.text for finding in verdict.findings] == ["missing"]
+    assert [finding.text for finding in verdict.findings] == ["missing"] * 2
     assert list(inspect.dump(SimDisk())) == []
 
 
 def test_verify_names_damage_wherever_it_is() -> None:
     disk = _disk()
     second = list(inspect.dump(disk))[1]
-    for path, position in ((file_path(0), second.position + 49), (file_path(0), 20), ("node.json", 15)):
+    for path, position in (
+        (file_path(0), second.position + 49),
+        (file_path(0), 20),
+        ("node.json", 15),
+        ("replica.json", 15),
+    ):
         damaged = _disk()
         damaged.damage(path, position, bytes([content(damaged, path)[position] ^ 1]))
         verdict = inspect.verify(damaged)
@@ -186,6 +192,7 @@ def test_verify_reports_torn_tail_as_what_next_start_cuts() -> None:
 def test_verify_reports_entries_that_do_not_parse() -> None:
     disk = SimDisk()
     load_or_create(disk, SeededRandom(1), SimClock())
+    replica_identity.load_or_create(disk, SeededRandom(1))
     journal, _ = open_journal(disk)
     journal.append(b"no entry at all")
     journal.sync()

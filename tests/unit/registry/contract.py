@@ -40,10 +40,10 @@ CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 USER: dict[str, object] = {"keys": None, "certificate": "CN=ops", "grants": []}
 
 
-def candidate(home: int = A, incarnation: int = 1, *, former: tuple[int, ...] = (), epoch: int = 0) -> Candidate:
+def candidate(home: int = A, start: int = 1, *, former: tuple[int, ...] = (), epoch: int = 0) -> Candidate:
     """A process that starts over the home's directory."""
-    address = f"10.0.0.{incarnation}:8123"
-    return Candidate(home, f"broker-{home:x}", address, incarnation, frozenset(former), epoch, f"lock of {home}")
+    address = f"10.0.0.{start}:8123"
+    return Candidate(home, f"broker-{home:x}", address, start, frozenset(former), epoch, f"lock of {home}")
 
 
 def topic(topic_id: int, name: str = "orders", partitions: int = 2, **settings: int | None) -> Topic:
@@ -90,22 +90,22 @@ class RegistryContract:
     def test_each_start_draws_a_higher_epoch(self, registry: Registry) -> None:
         first = registry.lead(candidate())
         assert first == Leadership(candidate(), 1)
-        second = registry.lead(candidate(incarnation=2, former=(1,), epoch=1))
-        third = registry.lead(candidate(incarnation=3, former=(1, 2), epoch=700))  # a journal from before
+        second = registry.lead(candidate(start=2, former=(1,), epoch=1))
+        third = registry.lead(candidate(start=3, former=(1, 2), epoch=700))  # a journal from before
         assert (second.epoch, third.epoch) == (2, 701)
 
     def test_a_claim_that_is_repeated_gets_the_same_epoch(self, registry: Registry) -> None:
-        again = candidate(incarnation=2, former=(1,), epoch=1)
+        again = candidate(start=2, former=(1,), epoch=1)
         assert registry.lead(again) == registry.lead(again)
 
-    def test_a_journal_that_misses_the_last_leader_is_refused(self, registry: Registry) -> None:
-        registry.lead(candidate(incarnation=2, former=(1,)))
+    def test_directory_that_misses_the_last_leader_is_refused(self, registry: Registry) -> None:
+        registry.lead(candidate(start=2, former=(1,)))
         with pytest.raises(HomeSupersededError, match="does not know"):
-            registry.lead(candidate(incarnation=3, former=(1,), epoch=1))
+            registry.lead(candidate(start=3, former=(1,), epoch=1))
 
     def test_a_superseded_leader_announces_nothing(self, registry: Registry) -> None:
         first = registry.lead(candidate())
-        second = registry.lead(candidate(incarnation=2, former=(1,)))
+        second = registry.lead(candidate(start=2, former=(1,)))
         with pytest.raises(HomeSupersededError, match="stop"):
             registry.announce(first)
         registry.announce(second)
@@ -123,7 +123,7 @@ class RegistryContract:
         told: list[str] = []
         assert registry.homes(lambda: told.append("homes"))[0].address == "10.0.0.1:8123"
         assert told == []
-        registry.announce(registry.lead(candidate(incarnation=2, former=(1,))))
+        registry.announce(registry.lead(candidate(start=2, former=(1,))))
         self.settle(registry)
         assert told
 
@@ -429,7 +429,7 @@ class ClusterContract(RegistryContract):
         third.close()
 
     def test_a_home_that_changes_its_name_frees_the_former_one(self, registry: Registry) -> None:
-        registry.lead(candidate(incarnation=2, former=(1,))._replace(name="renamed"))
+        registry.lead(candidate(start=2, former=(1,))._replace(name="renamed"))
         other = self.another()
         other.lead(candidate(B)._replace(name="broker-a0"))
         assert [home.name for home in other.homes()] == ["renamed", "broker-a0"]
@@ -438,7 +438,7 @@ class ClusterContract(RegistryContract):
     def test_a_restart_does_not_wait_for_the_former_session(self, registry: Registry) -> None:
         """Killed and started at once: the session of the process before still lives, and the lock proves it gone."""
         again = self.another()
-        again.announce(again.lead(candidate(incarnation=2, former=(1,))))
+        again.announce(again.lead(candidate(start=2, former=(1,))))
         assert again.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
         self.expire(registry)  # the former session ends late, and takes nothing along
         assert again.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
@@ -446,17 +446,17 @@ class ClusterContract(RegistryContract):
 
     def test_a_copied_directory_does_not_start_beside_the_original(self, registry: Registry) -> None:
         copy = self.another()
-        copied = candidate(incarnation=2, former=(1,))._replace(lock="another lock")
+        copied = candidate(start=2, former=(1,))._replace(lock="another lock")
         with pytest.raises(HomeInUseError, match=r"led at 10\.0\.0\.1:8123"):
             copy.lead(copied)
         registry.close()
         copy.announce(copy.lead(copied))
         original = self.another()
         with pytest.raises(HomeSupersededError):
-            original.lead(candidate(incarnation=3, former=(1,)))
+            original.lead(candidate(start=3, former=(1,)))
         copy.close()
         with pytest.raises(HomeSupersededError):
-            original.lead(candidate(incarnation=3, former=(1,)))
+            original.lead(candidate(start=3, former=(1,)))
         original.close()
 
     def test_a_leader_whose_session_expired_announces_again(self, registry: Registry, other: Registry) -> None:
@@ -471,7 +471,7 @@ class ClusterContract(RegistryContract):
         leadership = registry.lead(candidate())
         self.expire(registry)
         successor = self.another()
-        successor.announce(successor.lead(candidate(incarnation=2, former=(1,))._replace(lock="another host")))
+        successor.announce(successor.lead(candidate(start=2, former=(1,))._replace(lock="another host")))
         with pytest.raises(HomeSupersededError):
             registry.announce(leadership)
         assert successor.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]

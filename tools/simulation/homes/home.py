@@ -17,7 +17,7 @@ from tools.simulation.threads import Host, Threads
 from tools.simulation.world import Simulation, Violation
 from txmq.broker.cluster.cluster_view import ClusterView
 from txmq.broker.shell import joining
-from txmq.broker.shell.cluster_membership import RegistrySessionLoop
+from txmq.broker.shell.cluster_membership import RegistrySessionLoop, When
 from txmq.broker.shell.joining import Connected, Entered
 from txmq.errors import HomeInUseError, HomeSupersededError
 from txmq.redo import directory_identity
@@ -126,25 +126,24 @@ class Home(Broker):
 
     def _open_node(self, cluster: int | None) -> None:
         host, world = self._required_host(), self.world
-        incarnation = joining.draw_incarnation(SimRandom(world.rng))
         node = Node(
-            self.disk, self.settings, clock=cast(SimClock, SteadyClock(world.clock)), incarnation=incarnation,
-            cluster=ClusterView("zk://simulated"), cluster_id=cluster, identity_seed=100 + self.number,
+            self.disk, self.settings, clock=cast(SimClock, SteadyClock(world.clock)), is_member=True,
+            cluster=ClusterView("zk://simulated"), cluster_id=cluster,
+            identity_seed=world.rng.getrandbits(64) if cluster is None else 100 + self.number,
         )  # fmt: skip
         self._conversations = Conversations(self, node, self._homes)
         self.opened(node)
         random = SimRandom(world.rng)
-        who = joining.member(node.recovered, incarnation, self.address, self.lock, self.settings, random)
+        who = joining.member(node.recovered, self.address, self.lock, self.settings, random)
         self._session_loop = RegistrySessionLoop(
             who, lambda: self._connect(host), node.core,
-            lambda call: self.post(host, lambda: self.reach(node, call)), lambda entered: self._led(node, entered),
-            self._refused, host, SESSION_TIMEOUT_S,
+            lambda call: self.post(host, lambda: self.reach(node, call)),
+            When(lambda entered: self._led(node, entered), lambda: None, self._refused), host, SESSION_TIMEOUT_S,
         )  # fmt: skip
         host.start("registry", self._session_loop.run)
 
     def _led(self, node: Node, entered: Entered) -> None:
-        node.store.journal.raise_epoch(entered.leadership.epoch)
-        node.core.led(*entered)
+        node.lead(entered.leadership.epoch, entered.topics, entered.homes, entered.access)
 
     def _required_host(self) -> Host:
         assert self._host is not None

@@ -15,6 +15,7 @@ from txmq.broker.commit.commit_group import CommitGroup
 from txmq.broker.commit.data_directory import PendingCheckpoint, Store
 from txmq.broker.commit.steps import Checkpoint, Release
 from txmq.config import BrokerSettings
+from txmq.model import Lsn
 from txmq.runtime.ports import Clock
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Checkpointer:
         pending: the copied state, until it is written and the journal released.
         group: the group whose record ends where the copied state belongs, until that record is written.
         is_wanted: a checkpoint is asked for, whether one is due or not.
+        newest_lsn: the end of the newest group's record; before the first, of what was recovered. Marks do not make a
+            checkpoint due.
     """
 
     __slots__ = (
@@ -46,10 +49,12 @@ class Checkpointer:
         "_core",
         "_interval_s",
         "_phase",
+        "_place",
         "_retry_at",
         "_store",
         "group",
         "is_wanted",
+        "newest_lsn",
         "pending",
     )
 
@@ -61,6 +66,8 @@ class Checkpointer:
         self.pending: PendingCheckpoint | None = None
         self.group: CommitGroup | None = None
         self.is_wanted = False
+        self.newest_lsn = store.journal.next_lsn
+        self._place = Lsn(-1), 0  # end and chain of the newest record that a checkpoint was taken at
 
     @property
     def look_at(self) -> float:
@@ -84,34 +91,47 @@ class Checkpointer:
         if now < self._retry_at:
             return False
         store = self._store
-        end = store.journal.next_lsn
-        return end >= store.checkpoint_due_lsn or (now >= self._at and end > store.checkpoint_lsn)
+        if store.journal.next_lsn >= store.checkpoint_due_lsn:
+            return True
+        return now >= self._at and self.newest_lsn > store.checkpoint_lsn
 
     def put_off(self, now: float) -> None:
         """Take none now: groups wait for space."""
         self.is_wanted, self._retry_at = False, now + RETRY_S
 
     def take(self, now: float) -> None:
-        """Copy the state as of the newest group. The journal is free: that group is queued, or written."""
+        """Copy the state as of the newest group, whose record says so at its end. The journal is free.
+
+        One that is tried again, and nothing came between, belongs to the same record: no retry fills a full disk. If
+        it was written there is nothing to do.
+        """
         self.is_wanted, self._at = False, now + self._interval_s
-        self.group = group = self._core.cut()
+        is_again = self._core.next_group() is None and self.newest_lsn == self._place[0]
+        if is_again and self.newest_lsn == self._store.checkpoint_lsn:
+            return
+        self.group = None if is_again else self._core.cut()
         self.pending = self._store.begin_checkpoint(self._core.state)
         self._phase = _Phase.TAKEN
-        if group is None or group.is_written:
-            self.pin()
+        if is_again:
+            self._pin(self.pending)
 
-    def pin(self) -> None:
-        """The journal ends where the copied state belongs."""
-        if self.pending is not None:
-            self._store.pin_checkpoint(self.pending)
-            self._phase, self.group = _Phase.PINNED, None
+    def written(self, group: CommitGroup) -> None:
+        """A group's record is in the journal: if it is the copied state's, the journal ends where that belongs."""
+        self.newest_lsn = group.end_lsn
+        if group is self.group and self.pending is not None:
+            self._place = self._store.journal.next_lsn, self._store.journal.chain
+            self._pin(self.pending)
+
+    def _pin(self, pending: PendingCheckpoint) -> None:
+        pending.lsn, pending.chain = self._place
+        self._phase, self.group = _Phase.PINNED, None
 
     def write(self, pending: PendingCheckpoint) -> Checkpoint:
         """The step that writes it."""
         self._phase = _Phase.RUNNING
         return Checkpoint(self._store, pending, self._clock)
 
-    def written(self) -> None:
+    def durable(self) -> None:
         """It is durable."""
         self._phase = _Phase.WRITTEN
 

@@ -117,11 +117,6 @@ class CommitGroup:
         self.end_lsn = NOT_WRITTEN
 
     @property
-    def is_written(self) -> bool:
-        """Whether its record is in the journal."""
-        return self.end_lsn != NOT_WRITTEN
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write and no answer waiting."""
         return not (self.items or self.waiters or self.written_waiters or self.puts)

@@ -41,11 +41,11 @@ from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.state import Limits, State
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
-from txmq.errors import ConfigError, JournalFullError, StorageError
+from txmq.errors import ConfigError, InvariantError, JournalFullError, StorageError
 from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition, segment_base
 from txmq.model import Lsn, RetentionPolicy
-from txmq.redo import checkpoint, directory_identity, entries, recovery
+from txmq.redo import checkpoint, directory_identity, entries, recovery, replica_identity
 from txmq.redo.journal import Journal
 from txmq.redo.journal_files import list_bases, size_bytes
 from txmq.runtime.crashpoints import crash_point
@@ -85,7 +85,11 @@ class PendingCheckpoint:
 
 @dataclass(slots=True)
 class Recovered:
-    """The finds of opening a data directory."""
+    """A data directory that is open, and its journal folded.
+
+    Attributes:
+        records, journal_bytes: that were folded.
+    """
 
     identity: BrokerIdentity
     state: State
@@ -93,6 +97,48 @@ class Recovered:
     records: int
     journal_bytes: int
     notes: list[str]
+
+    def make_known(self) -> list[int]:
+        """Before the registry may hear of this start: the next one shows it, whatever becomes of this.
+
+        Returns:
+            the starts by which the registry may know this directory, the newest last.
+
+        Durability: forced when this returns. Raises OSError.
+        """
+        pending = replica_identity.add_start(self.store.disk, self.identity.start)
+        return [*self.state.registration.starts, *pending]
+
+    def lead(self, epoch: int, now_ms: int, *, is_member: bool) -> None:
+        """Begin a home epoch, before anything is answered under it: so neither it nor the life is ever used again.
+
+        Args:
+            epoch: the journal's, or a higher one that a registry gave out (``is_member``).
+
+        Durability: forced when this returns; the record is the epoch's first.
+
+        Raises:
+            OSError, JournalFullError: as ``open_store``.
+            InvariantError: something was appended since recovery.
+        """
+        journal, settings, who = self.store.journal, self.store.settings, self.identity
+        if journal.has_grown:
+            raise InvariantError("a record is in the journal that belongs to no epoch")
+        limits = Limits(settings.in_flight_max, settings.outcomes_kept)
+        journal.raise_epoch(epoch)
+        fields = {
+            "epoch": epoch, "replica": who.replica, "start": f"{who.start:032x}", "time_ms": now_ms,
+            "limits": limits._asdict(), "format": entries.FORMAT, "is_member": is_member,
+        }  # fmt: skip
+        _append(journal, entries.json_entry(entries.LED, fields))
+        journal.sync()
+        self.state.led(epoch, who.start, now_ms, limits, is_member=is_member)
+        if is_member:
+            try:
+                replica_identity.drop_start(self.store.disk, who.start)
+            except OSError as error:  # for want of space it stays, and the journal alone may be put back unnoticed
+                if not is_lacking(error):
+                    raise
 
 
 class Store:
@@ -234,10 +280,6 @@ class Store:
                 filed += (transaction.session, transaction.counter, transaction.file)
         return PendingCheckpoint(state.freeze(), state.epoch, unfiled, [len(t.parts) for t in unfiled], filed)
 
-    def pin_checkpoint(self, pending: PendingCheckpoint) -> None:
-        """The newest group's record was just written: this is the place that the state belongs to."""
-        pending.lsn, pending.chain = self.journal.next_lsn, self.journal.chain
-
     def sync_files(self) -> None:
         """Sync the partition files, when everything up to ``pending.lsn`` is forced and applied."""
         crash_point("checkpoint.before")
@@ -277,17 +319,18 @@ class Store:
 
 
 def open_store(
-    disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *, incarnation: str | None = None,
+    disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *, is_member: bool = False,
     cluster_id: int | None = None, files_lock: AbstractContextManager[Any] | None = None,
     on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Recovered:  # fmt: skip
     """Open (or create) a data directory and recover it.
 
     Newest good checkpoint, then redo of the journal after it; idempotent at every step, also when it dies itself. When
-    this returns, all that was acknowledged is in the state and in the partition files (not synced: the journal is).
+    this returns, all that was acknowledged is in the state and in the partition files (not synced: the journal is). A
+    broker that is alone leads its home then; one with a registry appends nothing before that lets it lead.
 
     Args:
-        incarnation: drawn at random for this start of a broker with a registry; durable when this returns.
+        is_member: the broker has a registry.
         cluster_id: of the cluster that an empty directory joins; None draws one.
 
     Raises:
@@ -299,9 +342,10 @@ def open_store(
     lock = disk.lock(directory_identity.LOCK_PATH)
     try:
         node = directory_identity.load_or_create(disk, random, clock, cluster_id)
-        drawn = random.bits(64)
-        return _Opening(disk, node, clock, settings, files_lock or nullcontext(), on_progress).run(
-            lock, drawn, incarnation
+        replica = replica_identity.load_or_create(disk, random)
+        start = random.bits(replica_identity.START_BITS)
+        return _Opening(disk, node, replica, clock, settings, files_lock or nullcontext(), on_progress).run(
+            lock, start, is_member=is_member
         )
     except BaseException:
         lock.release()
@@ -310,11 +354,11 @@ def open_store(
 
 class _Opening:
     def __init__(
-        self, disk: Disk, node: directory_identity.Node, clock: Clock, settings: BrokerSettings,
-        files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
+        self, disk: Disk, node: directory_identity.Node, replica: replica_identity.Replica, clock: Clock,
+        settings: BrokerSettings, files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
-        self._node = node
+        self._node, self._replica = node, replica
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
         self._state = State(home=self._node.node_id)
         self._touched: dict[Partition, None] = {}
@@ -326,27 +370,28 @@ class _Opening:
         self._checkpoint_lsn = Lsn(0)
         self._payloads = PayloadFiles(disk)
 
-    def run(self, lock: Lock, drawn: int, incarnation: str | None) -> Recovered:
+    def run(self, lock: Lock, start: int, *, is_member: bool) -> Recovered:
         with ExitStack() as undone:
             undone.callback(self._files.close)
             journal = self._recover_journal()
             undone.callback(journal.close)
             self._redo_segments.finish()
-            recovered = self._recovered(journal, lock, drawn, incarnation)
+            recovered = self._recovered(journal, lock, start, is_member)
+            if not is_member:
+                recovered.lead(journal.epoch, self._clock.now_ms(), is_member=False)
             undone.pop_all()
             return recovered
 
-    def _recovered(self, journal: Journal, lock: Lock, drawn: int, incarnation: str | None) -> Recovered:
-        if incarnation is None and self._state.registration.epoch:
+    def _recovered(self, journal: Journal, lock: Lock, start: int, is_member: bool) -> Recovered:
+        if self._state.registration.epoch and not is_member:
             raise ConfigError(
                 f"the data directory belongs to cluster {self._node.cluster_id:016x}: start the broker with --registry"
             )
         store = Store(self._disk, journal, self._files, lock, self._settings, self._checkpoint_lsn, self._payloads)
         self._clean_up(store)
-        self._start_incarnation(journal, drawn, incarnation)
         self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
-        who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name)
+        who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name, self._replica.number, start)
         return Recovered(who, self._state, store, self._records, self._bytes, self._notes)
 
     def _recover_journal(self) -> Journal:
@@ -446,20 +491,6 @@ class _Opening:
             if is_lacking(error):
                 raise
             return False
-
-    def _start_incarnation(self, journal: Journal, drawn: int, incarnation: str | None) -> None:
-        """An incarnation begins with a forced record, so that its epoch and its life are never used again."""
-        life = f"{(drawn + journal.epoch) % (1 << 64):016x}"  # no two of one journal are alike, whatever was drawn
-        limits = Limits(self._settings.in_flight_max, self._settings.outcomes_kept)
-        fields: dict[str, Any] = {"epoch": journal.epoch, "time_ms": self._clock.now_ms(), "life": life}
-        fields["limits"] = limits._asdict()
-        if incarnation is not None:
-            fields["incarnation"] = incarnation
-        _append(journal, entries.json_entry(entries.STARTED, fields))
-        journal.sync()
-        self._state.started(journal.epoch, fields["time_ms"], life, limits, incarnation)
-        for session in self._state.sessions.values():
-            session.gone_ms = self._clock.now_ms()  # no client can have come back before now
 
 
 def _more_than_the_journal(unknown: list[str]) -> str:

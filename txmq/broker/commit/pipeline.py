@@ -28,6 +28,7 @@ before that end is in the partition files.
 Invariants:
     * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
       one when it is written;
+    * a broker that does not lead its home yet writes nothing to the journal;
     * the loop waits for no disk but for short syncs of the journal: ``thread`` of each step; what threads cannot keep
       up with holds back the next group;
     * files that applied groups let go of are removed before the next checkpoint;
@@ -68,6 +69,7 @@ from txmq.broker.commit.steps import (
 )
 from txmq.config import BrokerSettings
 from txmq.model import Lsn
+from txmq.redo.entries import FRAME_SIZE
 from txmq.runtime.crashpoints import crash_point
 from txmq.runtime.ports import Clock
 
@@ -80,6 +82,7 @@ UNAPPLIED_GROUPS_MAX: Final = 1000
 APPLY_RETRY_S: Final = 0.05
 MARK_BUSY_S: Final = 1.0
 JOURNAL_RETRY_S: Final = 1.0
+CHECKPOINT_SIZE_BYTES: Final = FRAME_SIZE  # of its entry, in a record of its own
 CHECK_S: Final = 0.05  # between two looks for a lacking journal file
 RETRY_S: Final = 1.0
 
@@ -177,7 +180,7 @@ class CommitPipeline:
 
         What else can make something due sets ``_look_at`` to 0, or is asked for in ``next_step`` itself.
         """
-        is_free = self._journal_step is None and self._sync_step is None
+        is_free = self._journal_step is None and self._sync_step is None and self._core.is_leading
         if is_free and self._checkpoints.pending is None and self._checkpoints.is_due(now):
             self._take_checkpoint(now)
         if (upkeep := self._upkeep.next_step(now, prepares=not self.is_stopping)) is not None:
@@ -239,8 +242,11 @@ class CommitPipeline:
         self._sync_schedule.is_wanted, self._look_at = bool(self._unstable), 0.0
 
     def want_checkpoint(self) -> None:
-        """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off."""
-        self._checkpoints.is_wanted, self._look_at = True, 0.0
+        """Take a checkpoint as soon as the journal is free, whether one is due or not; a full disk puts it off.
+
+        A broker that does not lead its home takes none.
+        """
+        self._checkpoints.is_wanted, self._look_at = self._core.is_leading, 0.0
 
     def want_mark(self) -> None:
         """Write a mark as soon as the journal is free."""
@@ -270,7 +276,7 @@ class CommitPipeline:
             self._journal_step = None
             self._journal_done(step)
         elif isinstance(step, Checkpoint):
-            self._checkpoints.written()
+            self._checkpoints.durable()
         else:
             self._upkeep.done(step, now)
             if isinstance(step, Remove) and self._apply_retry_at < inf:
@@ -355,8 +361,7 @@ class CommitPipeline:
         self._last_write_at = now
         if self._is_marked:
             self._is_marked, self._mark_at, self._look_at = False, now + MARK_BUSY_S, 0.0
-        if group is self._checkpoints.group:
-            self._checkpoints.pin()
+        self._checkpoints.written(group)
         if not step.syncs:
             self._core.written(group)
             self._sync_schedule.written(group, now)
@@ -415,7 +420,7 @@ class CommitPipeline:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def _take_checkpoint(self, now: float) -> None:
-        if self._apply_retry_at < inf:
+        if self._apply_retry_at < inf or not self._store.journal.may_append(CHECKPOINT_SIZE_BYTES):
             self._checkpoints.put_off(now)
         else:
             self._checkpoints.take(now)

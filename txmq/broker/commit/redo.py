@@ -252,20 +252,22 @@ class Redo:
             if partition is not None:
                 partition.set_log_start(moved.offset)
                 self._touched[partition] = None  # its files below may still be there
-        elif kind == entries.STARTED:
-            self._redo_started(json.loads(bytes(body)))
-        elif kind == entries.REGISTERED:
-            fields = json.loads(bytes(body))
-            self._state.registered(fields["epoch"], fields["incarnation"])
+        elif kind == entries.CHECKPOINT:
+            pass  # who follows takes one here; a restart has what was taken
+        elif kind == entries.LED:
+            self._redo_led(json.loads(bytes(body)))
         elif kind == entries.HOME_RETIRED:
             fields = json.loads(bytes(body))
             self._state.registration.retired[int(fields["home"], 16)] = fields["reason"]
 
-    def _redo_started(self, fields: dict[str, Any]) -> None:
-        if "limits" not in fields:
-            raise StorageError("the journal holds a start that states no limits: start the txmq that wrote it")
-        epoch, time_ms, life, limits = (fields[name] for name in ("epoch", "time_ms", "life", "limits"))
-        self._state.started(epoch, time_ms, life, Limits(**limits), fields.get("incarnation"))
+    def _redo_led(self, fields: dict[str, Any]) -> None:
+        epoch, known = fields["epoch"], fields["format"]
+        if known != entries.FORMAT:
+            raise StorageError(
+                f"epoch {epoch} of the journal has entries of format {known}, this txmq reads {entries.FORMAT}: upgrade"
+            )
+        start, limits = int(fields["start"], 16), Limits(**fields["limits"])
+        self._state.led(epoch, start, fields["time_ms"], limits, is_member=fields["is_member"])
 
     def _redo_session(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SESSION:

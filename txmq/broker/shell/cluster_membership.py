@@ -23,18 +23,25 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from txmq.addresses import parse_ensemble, without_secret
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.cluster.registry_asks import Ask, Result, carry_out, readable
-from txmq.broker.commit.data_directory import Recovered
+from txmq.broker.commit.data_directory import Recovered, is_lacking
 from txmq.broker.core import Core
 from txmq.broker.shell import joining
 from txmq.broker.shell.joining import Connected, Entered, JoiningHome, enter, until_answered
 from txmq.broker.shell.server import Server
 from txmq.config import BrokerSettings
-from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError, TxmqError
+from txmq.errors import (
+    DeletionPendingError,
+    HomeSupersededError,
+    JournalFullError,
+    RegistryAwayError,
+    RegistryError,
+    TxmqError,
+)
 from txmq.redo.directory_identity import LOCK_PATH
 from txmq.registry.cluster_metadata import Access, HomeEntry, Leadership, Registry, Standing, TopicMap
 from txmq.registry.zookeeper.session import SessionState
@@ -46,6 +53,7 @@ from txmq.runtime.threads import Lock, Signal
 
 log = get_logger()
 REFRESH_S: Final = 30.0
+RETRY_S: Final = 1.0
 DELETION_WAIT_S: Final = 2.0  # a topic that is created waits so long until the deleted one of its name is dropped
 DELETION_POLL_S: Final = 0.02
 AWAY_S: Final = 5.0  # without a connection for so long, asks are answered at once
@@ -69,6 +77,20 @@ class _Read(enum.Enum):
     ACCESS = "access"
 
 
+class When(NamedTuple):
+    """The steps of a membership, for the broker.
+
+    Attributes:
+        led: this process leads the home: it is journaled, and the core serves.
+        announced: the registry tells of that, so that others find this process.
+        refused: with the reason, if the broker has to stop, because the registry refuses it.
+    """
+
+    led: Callable[[Entered], None]
+    announced: Callable[[], None]
+    refused: Callable[[Exception], None]
+
+
 class RegistrySessionLoop:
     """See the module's docstring. ``run`` in a thread of its own; the other methods from any.
 
@@ -76,22 +98,21 @@ class RegistrySessionLoop:
         who: what the home brings.
         connect: opens the registry; called again while it raises RegistryAwayError.
         core: called through ``post``.
-        led: called through ``post`` when this process leads the home: the journal's epoch rises, the core serves.
-        refused: called through ``post`` with the reason if the broker has to stop, because the registry refuses it.
+        when: called through ``post``.
         session_timeout_s: as it was asked for.
     """
 
     def __init__(
-        self, who: JoiningHome, connect: Callable[[], Connected], core: Core, post: Post,
-        led: Callable[[Entered], None], refused: Callable[[Exception], None], clock: Clock, session_timeout_s: float,
+        self, who: JoiningHome, connect: Callable[[], Connected], core: Core, post: Post, when: When, clock: Clock,
+        session_timeout_s: float,
     ) -> None:  # fmt: skip
         self._who, self._connect, self._core, self._post = who, connect, core, post
-        self._led, self._refused = led, refused
+        self._when = when
         self._clock, self._session_timeout_s = clock, session_timeout_s
         self._lock, self._signal = Lock(), Signal()
         self._asks: list[Ask] = []
         self._later: dict[int, tuple[Ask, float]] = {}  # by number: asks that wait for a free name, and until when
-        self._is_stopping = self._is_stale = False
+        self._is_stopping = self._is_stale = self._is_tried = self._has_led = self._is_announced = False
         self._listens = dict.fromkeys(_Read, False)  # what was read last is what the registry has
         self._state, self._state_at = SessionState.CONNECTED, 0.0
         self._reported: RegistryState | None = None
@@ -117,16 +138,26 @@ class RegistrySessionLoop:
             connected = self._until_answered(self._connect)
             connected.session.listen(self._heard)
             entered = self._until_answered(partial(self._enter, connected.registry))
-            self._post(partial(self._led, entered))
+            self._until_led(entered)
             crash_point("registry.entered")
             self._serve(connected.registry, entered.leadership)
         except _StoppedError:
             pass
         except Exception as error:  # noqa: BLE001 - a defect: a broker that nobody hears must not go on
-            self._post(partial(self._refused, error))
+            self._post(partial(self._when.refused, error))
         finally:
             if connected is not None:
                 connected.registry.close()
+
+    def _until_led(self, entered: Entered) -> None:
+        """Have the home led; for want of space or descriptors it is tried again."""
+        while not self._has_led:
+            self._is_tried = False
+            self._post(partial(self._lead, entered))
+            while not (self._is_tried or self._is_stopping):
+                self._signal.wait(REFRESH_S)
+            if not self._has_led:
+                self._pause(RETRY_S)
 
     def _until_answered(self, step: Callable[[], _T]) -> _T:
         return until_answered(step, self._clock, self._pause, IN_USE_SESSIONS * self._session_timeout_s)
@@ -147,6 +178,18 @@ class RegistrySessionLoop:
     def _changed(self, what: _Read) -> None:
         self._listens[what] = False
         self._look_again()
+
+    def _lead(self, entered: Entered) -> None:
+        try:
+            self._when.led(entered)
+        except (OSError, JournalFullError) as error:
+            if not (isinstance(error, JournalFullError) or is_lacking(error)):
+                raise
+            log.warning("cannot lead the home yet; tried again", error=str(error), seconds=RETRY_S)
+        else:
+            self._has_led = True
+        self._is_tried = True
+        self._signal.set()
 
     def _heard(self, state: SessionState) -> None:
         if state is not self._state:
@@ -208,6 +251,9 @@ class RegistrySessionLoop:
         except RegistryError as error:
             self._failed(error)
             return
+        if not self._is_announced:
+            self._is_announced = True
+            self._post(self._when.announced)
         self._trouble, self._refusal = "", None
         self._refresh_at = self._clock.monotonic() + REFRESH_S
         self._post(partial(self._core.registry_changed, topics, homes, access))
@@ -268,14 +314,12 @@ class ClusterMembership:
 
     Attributes:
         address: the registry's, without credentials.
-        incarnation: of this start; ``open_store`` journals it.
     """
 
     def __init__(self, settings: BrokerSettings, disk: OSDisk, clock: Clock, random: Random) -> None:
         self._settings, self._disk, self._clock, self._random = settings, disk, clock, random
         self._ensemble = parse_ensemble(settings.registry)
         self.address = without_secret(settings.registry)
-        self.incarnation = joining.draw_incarnation(random)
         self._session_timeout_s = settings.registry_session_timeout_ms / 1000
         self._connected: Connected | None = None
         self._session_loop: RegistrySessionLoop | None = None
@@ -289,29 +333,29 @@ class ClusterMembership:
         )  # fmt: skip
 
     def start(
-        self, server: Server, recovered: Recovered, address: str, led: Callable[[], None],
+        self, server: Server, recovered: Recovered, address: str, announced: Callable[[], None],
         refused: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         """Enter the cluster in a thread; requests are served from then on.
 
         Args:
             address: where clients reach the broker.
-            led: called in the loop when the broker serves.
+            announced: called in the loop when the broker serves, and others can find it.
             refused: called in the loop with the reason if the broker has to stop.
         """
-        core, journal = server.core, recovered.store.journal
+        core = server.core
 
         def serve(entered: Entered) -> None:
-            journal.raise_epoch(entered.leadership.epoch)
-            core.led(*entered)
-            led()
+            recovered.lead(entered.leadership.epoch, self._clock.now_ms(), is_member=True)
+            core.led(entered.topics, entered.homes, entered.access)
 
         lock = self._disk.lock_name(LOCK_PATH)
-        who = joining.member(recovered, self.incarnation, address, lock, self._settings, self._random)
+        who = joining.member(recovered, address, lock, self._settings, self._random)
         log.info("enters the cluster", registry=self.address)
         session_loop = RegistrySessionLoop(
-            who, self._connect, core, server.post, serve, refused, self._clock, self._session_timeout_s
-        )
+            who, self._connect, core, server.post, When(serve, announced, refused), self._clock,
+            self._session_timeout_s,
+        )  # fmt: skip
         self._session_loop = server.registry = session_loop
         self._thread = threading.Thread(target=session_loop.run, name="txmq-registry", daemon=True)
         self._thread.start()

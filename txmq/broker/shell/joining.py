@@ -3,18 +3,18 @@
 The order, each step safe to repeat, so that a process which dies between two of them is started again:
 
 1. a directory without an identity joins first (``take_cluster``) and is made under the cluster's id;
-2. its journal gets a forced record with the incarnation of this start (``open_store``);
+2. the number of this start is forced in the directory (``member``);
 3. ``enter``: join, draw the home's epoch, publish the topics of the journal (the first broker of a cluster) and the
    queries; publish or take users (``take_users``), before anybody is served;
-4. the core journals the epoch and serves; then the leader is announced (``cluster_membership``).
+4. the epoch is journaled (``Recovered.lead``), and the core serves; then the leader is announced
+   (``cluster_membership``).
 
 *Users.* The registry has the truth, and each home reads it before it serves. A broker that was alone and has users
 publishes them, if the cluster has none; one that found none makes its first administrator, if it was given one. Both
 end the cluster's anonymity and nothing brings it back.
 
 *A cluster that lost its registry* is rebuilt from what the journals of stopped homes know of it (``read_facts``): the
-directory is recovered as for a start, and let go of again. The journal gets the record of a start that no registry
-answered, as a broker's does that waits for one in vain.
+directory is recovered as for a start, and let go of again, as by a broker that waits for its registry in vain.
 
 Invariants:
     * a home serves as the registry says at a moment after its start: a user who was removed meanwhile is unknown;
@@ -35,7 +35,7 @@ from txmq.broker.verbs.access.access_changes import SECRET_BITS
 from txmq.broker.verbs.partition_handover import GRANT
 from txmq.config import BrokerSettings, why_no_users
 from txmq.errors import HomeInUseError, RegistryAwayError, RegistryConflictError, RegistryError, TopicExistsError
-from txmq.redo import directory_identity
+from txmq.redo import directory_identity, replica_identity
 from txmq.registry.cluster_metadata import (
     SECRET,
     Access,
@@ -95,11 +95,6 @@ class Entered(NamedTuple):
     access: Access
 
 
-def draw_incarnation(random: Random) -> str:
-    """Names a start of a process, as the journal has it."""
-    return f"{random.bits(128):032x}"
-
-
 def take_cluster(disk: Disk, random: Random, open_registry: Callable[[], Registry]) -> int | None:
     """The id of the cluster that a directory without an identity joins; None for a directory that has one.
 
@@ -115,21 +110,20 @@ def take_cluster(disk: Disk, random: Random, open_registry: Callable[[], Registr
     return cluster
 
 
-def member(
-    recovered: Recovered, incarnation: str, address: str, lock: str, settings: BrokerSettings, random: Random
-) -> JoiningHome:
-    """What a recovered home brings to its registry.
+def member(recovered: Recovered, address: str, lock: str, settings: BrokerSettings, random: Random) -> JoiningHome:
+    """What a recovered home brings to its registry, which may hear of this start from now on.
 
     Args:
-        incarnation: the one that ``open_store`` has journaled.
         address: where clients reach the broker.
         lock: names the data directory's lock.
         random: draws the secrets that a cluster with users has.
+
+    Raises:
+        OSError: the start is not on disk.
     """
-    state, who = recovered.state, recovered.identity
-    former = frozenset(int(known, 16) for known in state.registration.incarnations)
+    state, who, journal = recovered.state, recovered.identity, recovered.store.journal
     candidate = Candidate(
-        who.node, who.name, address, int(incarnation, 16), former, recovered.store.journal.epoch, lock
+        who.node, who.name, address, who.start, frozenset(recovered.make_known()), journal.epoch, lock
     )
     standing = Standing.MEMBER if state.registration.epoch else Standing.USED
     queries = state.queries
@@ -305,14 +299,14 @@ def read_facts(disk: Disk, clock: Clock, random: Random, settings: BrokerSetting
     node = directory_identity.load(disk)
     if node is None:
         raise RegistryError("the directory has no identity: it is none of a broker")
-    recovered = open_store(disk, clock, random, settings, incarnation=draw_incarnation(random))
+    recovered = open_store(disk, clock, random, settings, is_member=True)
     try:
-        return _facts(node, recovered.state)
+        return _facts(node, recovered.state, replica_identity.load_or_create(disk, random).pending)
     finally:
         recovered.store.close()
 
 
-def _facts(node: directory_identity.Node, state: State) -> Facts:
+def _facts(node: directory_identity.Node, state: State, pending: tuple[int, ...]) -> Facts:
     registration, principals = state.registration, state.principals
     if not registration.epoch:
         raise RegistryError("the directory was never a member of a cluster: start its broker with --registry")
@@ -321,7 +315,7 @@ def _facts(node: directory_identity.Node, state: State) -> Facts:
         records[SECRET] = Secrets(principals.secret, principals.between_brokers)._asdict()
     grants = {group: state.saved.generation(group, GRANT) for group in state.saved.named}
     return Facts(
-        node.cluster_id, node.node_id, state.epoch, tuple(int(known, 16) for known in registration.incarnations),
+        node.cluster_id, node.node_id, state.epoch, (*pending, *registration.starts),
         tuple(state.placed.values()), state.topics.next_id - 1, tuple(state.queries.named), state.queries.last_epoch,
         {group: grant for group, grant in grants.items() if grant}, registration.retired,
         Access(principals.registry_version, records),

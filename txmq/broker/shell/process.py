@@ -56,13 +56,13 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     cluster_id = membership.take_cluster() if membership else None
     started = clock.monotonic()
     recovered = _when_there_is_room(clock, lambda: open_store(
-        disk, clock, random, settings, incarnation=membership.incarnation if membership else None,
+        disk, clock, random, settings, is_member=membership is not None,
         cluster_id=cluster_id, files_lock=threading.Lock(),
         on_progress=lambda text: log.info("recovering", progress=text),
     ))  # fmt: skip
     log.info(
         "recovered", data=settings.data, records=recovered.records, journal_bytes=recovered.journal_bytes,
-        epoch=recovered.state.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
+        epoch=recovered.store.journal.epoch, seconds=round(clock.monotonic() - started, 3), notes=recovered.notes,
     )  # fmt: skip
     return _run_loop(_serve(recovered, settings, clock, backlog, ready_file, membership, tls))
 

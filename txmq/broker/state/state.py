@@ -420,23 +420,19 @@ class State:
         known = partition.producers.get(producer) or self.sequences.keep(producer, partition, Sequences())
         known.accept(sequence, count, crc, offset, self.limits.in_flight_max)
 
-    def started(self, epoch: int, time_ms: int, life: str, limits: Limits, incarnation: str | None = None) -> None:
-        """A new incarnation of the broker began: streams that were not prepared are rolled back for good."""
-        is_first, self.epoch, self.life, self.limits = self.life == NO_LIFE, epoch, life, limits
+    def led(self, epoch: int, start: int, time_ms: int, limits: Limits, *, is_member: bool) -> None:
+        """A process leads the home from now on: streams that were not prepared are rolled back for good."""
+        is_first, self.epoch, self.limits = self.life == NO_LIFE, epoch, limits
+        self.life = f"{(start + epoch) % (1 << 64):016x}"  # no two of one journal are alike, whatever was drawn
         self.outcomes_over += sum(session.recount(limits.outcomes_kept) for session in self.sessions.values())
-        if incarnation is not None:
-            self.registration.started(incarnation)
+        if is_member:
+            self.registration.led(epoch, start)
         for partition in self.all_partitions():
             partition.began(epoch)
-            partition.live(life)
+            partition.live(self.life)
         self.saved.started(time_ms, self.partition, is_first=is_first)
         for transaction in list(self.streams.values()):
             self.settle(transaction.session, transaction.counter, 0, ROLLED_BACK)
-
-    def registered(self, epoch: int, incarnation: str) -> None:
-        """The registry has given the home an epoch, which is higher than that of its journal's newest start."""
-        self.epoch = epoch
-        self.registration.registered(epoch, incarnation)
 
     # --- snapshot ----------------------------------------------------------------------------------------------------
 

@@ -21,25 +21,18 @@ from txmq.broker.verbs import branch_resolving
 from txmq.broker.verbs.access import access_changes
 from txmq.broker.verbs.get import refuse_polls
 from txmq.broker.verbs.topic import delete_topic
-from txmq.errors import InvariantError, TxmqError
+from txmq.errors import TxmqError
 from txmq.log.partition import Partition
 from txmq.redo import entries
-from txmq.registry.cluster_metadata import Access, HomeEntry, Leadership, PlacedTopic, TopicMap
+from txmq.registry.cluster_metadata import Access, HomeEntry, PlacedTopic, TopicMap
 
 
-def led(context: Context, leadership: Leadership) -> None:
-    """The registry gave the home an epoch: journal it."""
-    state, epoch, incarnation = context.state, leadership.epoch, f"{leadership.candidate.incarnation:032x}"
-    if epoch <= state.epoch:
-        raise InvariantError(f"the registry gave out epoch {epoch}, and the journal has {state.epoch}")
-    fields = {"cluster": f"{context.identity.cluster:016x}", "epoch": epoch, "incarnation": incarnation}
-    context.group.add_entry(entries.json_entry(entries.REGISTERED, fields))
-    context.group.needs_sync = True
-    state.registered(epoch, incarnation)
-    state.order.queue_together()
+def led(context: Context) -> None:
+    """The registry gave the home an epoch, which is journaled (``Recovered.lead``)."""
+    context.state.order.queue_together()
     view = context.joined_cluster()
     view.state, view.since_ms = RegistryState.CONNECTED, context.now_ms
-    view.map_version = max((placed.version for placed in state.placed.values()), default=0)
+    view.map_version = max((placed.version for placed in context.state.placed.values()), default=0)
 
 
 def access_changed(context: Context, access: Access | None, *, is_anew: bool = False) -> None:

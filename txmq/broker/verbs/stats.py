@@ -66,7 +66,7 @@ def broker_figures(context: Context) -> dict[str, Value]:
         "version": VERSION,
         "cluster": f"{context.identity.cluster:016x}",
         "home": f"{context.identity.node:016x}",
-        "epoch": state.epoch,
+        "epoch": state.epoch + (not context.is_serving),  # another one than the life before had
         "uptime_ms": context.now_ms - context.started_ms,
         "sync": context.settings.sync,
         "connections": len(context.clients),

@@ -1,8 +1,8 @@
 """Cluster and homes in ZooKeeper: joining, the next epoch, where a home is led.
 
-Theory of operation. A home's ``state`` holds its newest epoch and the incarnation of the process that drew it. Drawing
-is a compare-and-set on its version. A draw whose answer was lost is read again: the incarnation tells whose it is. A
-directory whose journal does not know the incarnation that is there is a copy, or was restored, and is refused.
+Theory of operation. A home's ``state`` holds its newest epoch and the start of the process that drew it. Drawing is a
+compare-and-set on its version. A draw whose answer was lost is read again: the start tells whose it is. A directory
+that does not know the start that is there is a copy, or was restored, and is refused.
 
 The leader's ephemeral node says where the home is led. It is made in one transaction with a check of ``state``: its own
 version would be no fence, because a node made anew begins at 0 again. That the process before this one is gone is known
@@ -112,12 +112,12 @@ class HomeNodes(Nodes):
         path = self._paths.state(candidate.home)
         found = self._find(path)
         state = None if found is None else layout.decode_state(path, found.value)
-        if state is not None and not state.retired and state.incarnation == candidate.incarnation:
+        if state is not None and not state.retired and state.start == candidate.start:
             return Leadership(candidate, state.epoch)
         if state is not None:
             self._refuse_stranger(candidate, state)
         epoch = max(candidate.epoch, 0 if state is None else state.epoch) + 1
-        drawn = HomeState(epoch, candidate.incarnation, candidate.name)
+        drawn = HomeState(epoch, candidate.start, candidate.name)
         operations = [*self._draw_epoch(candidate.home, found, drawn), *self._take_name(candidate, state)]
         self._session.transact(operations)
         return Leadership(candidate, drawn.epoch)
@@ -128,10 +128,10 @@ class HomeNodes(Nodes):
                 f"home {candidate.home:016x} is retired, as lost ({state.retired}): the cluster goes on without it. "
                 "Start with an empty directory; the messages of this one are in its segment files"
             )
-        if state.incarnation not in candidate.former:
+        if state.start not in candidate.former:
             raise HomeSupersededError(
-                f"home {candidate.home:016x} has epoch {state.epoch}, drawn by a process that this journal does not "
-                "know: the directory is a copy, or was restored. Start the newer one; if that is lost, an empty "
+                f"home {candidate.home:016x} has epoch {state.epoch}, drawn by a process that this directory does not "
+                "know: it is a copy, or was restored. Start the newer one; if that is lost, an empty "
                 "directory"
             )
         leader = self._leader(candidate.home)
@@ -169,12 +169,12 @@ class HomeNodes(Nodes):
         candidate, path = leadership.candidate, self._paths.state(leadership.candidate.home)
         value, stat = self._session.get(path)
         state = layout.decode_state(path, value)
-        if (state.epoch, state.incarnation) != (leadership.epoch, candidate.incarnation):
+        if (state.epoch, state.start) != (leadership.epoch, candidate.start):
             raise HomeSupersededError(
                 f"home {candidate.home:016x} is led under epoch {state.epoch}, and "
                 f"{leadership.epoch} was drawn here: stop"
             )
-        wanted = layout.encode_leader(Leader(candidate.address, candidate.incarnation, candidate.lock))
+        wanted = layout.encode_leader(Leader(candidate.address, candidate.start, candidate.lock))
         leader = self._paths.leader(candidate.home)
         found = self._find(leader)
         if found is not None and found.value == wanted and found.stat.owner == self._session.number:
@@ -202,10 +202,10 @@ class HomeNodes(Nodes):
     def _home(self, number: int, state: Node | None, leader: Node | None) -> HomeEntry:
         if state is None:
             raise NoNodeError(self._paths.state(number))
-        epoch, incarnation, name, retired = layout.decode_state(self._paths.state(number), state.value)
+        known = layout.decode_state(self._paths.state(number), state.value)
         led = None if leader is None else layout.decode_leader(self._paths.leader(number), leader.value)
-        address = led.address if led is not None and led.incarnation == incarnation else None
-        return HomeEntry(number, name, epoch, address, retired)
+        address = led.address if led is not None and led.start == known.start else None
+        return HomeEntry(number, known.name, known.epoch, address, known.retired)
 
     def _leader(self, home: int) -> Leader | None:
         path = self._paths.leader(home)

@@ -2,9 +2,9 @@
 
 ```
 <chroot>/txmq/cluster                  {"format": 1 or 2, "cluster": <16 hex>}   made last: the others are there
-<chroot>/txmq/homes/<home>/state       {"epoch": n, "incarnation": <32 hex>, "name": ...}   changed by compare-and-set;
+<chroot>/txmq/homes/<home>/state       {"epoch": n, "start": <32 hex>, "name": ...}   changed by compare-and-set;
                                        "retired": <why> if the home is given up as lost
-<chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "incarnation": <32 hex>, "lock": ..., "format": 2}   ephemeral:
+<chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "start": <32 hex>, "lock": ..., "format": 2}   ephemeral:
                                        the leader, and the newest format that it knows; 1 if there is none
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
 <chroot>/txmq/ids/topics               n   the highest id that was drawn
@@ -130,10 +130,17 @@ class AccessHead(NamedTuple):
 
 
 class HomeState(NamedTuple):
-    """The newest home epoch, the process that drew it, the broker's name, and why the home is retired, if it is."""
+    """A home as it was led last.
+
+    Attributes:
+        epoch: the newest.
+        start: of the process that drew it.
+        name: the broker's.
+        retired: why the home is retired; empty if it is not.
+    """
 
     epoch: int
-    incarnation: int
+    start: int
     name: str
     retired: str = ""
 
@@ -142,7 +149,7 @@ class Leader(NamedTuple):
     """The process that leads a home; ``format``: the newest that it knows."""
 
     address: str
-    incarnation: int
+    start: int
     lock: str
     format: int = FORMAT_WITH_USERS
 
@@ -167,7 +174,7 @@ def decode_cluster(path: str, value: bytes) -> int:
 
 def encode_state(state: HomeState) -> bytes:
     """A home's state."""
-    fields = {"epoch": state.epoch, "incarnation": f"{state.incarnation:032x}", "name": state.name}
+    fields = {"epoch": state.epoch, "start": f"{state.start:032x}", "name": state.name}
     return _encode({**fields, "retired": state.retired} if state.retired else fields)
 
 
@@ -175,15 +182,15 @@ def decode_state(path: str, value: bytes) -> HomeState:
     """The reverse."""
     fields = _fields(path, value)
     try:
-        incarnation, retired = int(fields["incarnation"], 16), str(fields.get("retired", ""))
-        return HomeState(int(fields["epoch"]), incarnation, str(fields["name"]), retired)
+        start, retired = int(fields["start"], 16), str(fields.get("retired", ""))
+        return HomeState(int(fields["epoch"]), start, str(fields["name"]), retired)
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
 def encode_leader(leader: Leader) -> bytes:
     """A leader's node."""
-    fields = leader._asdict() | {"incarnation": f"{leader.incarnation:032x}"}
+    fields = leader._asdict() | {"start": f"{leader.start:032x}"}
     return _encode(fields)
 
 
@@ -192,7 +199,7 @@ def decode_leader(path: str, value: bytes) -> Leader:
     fields = _fields(path, value)
     try:
         known = int(fields.get("format", FORMAT))
-        return Leader(str(fields["address"]), int(fields["incarnation"], 16), str(fields["lock"]), known)
+        return Leader(str(fields["address"]), int(fields["start"], 16), str(fields["lock"]), known)
     except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, error) from error
 

@@ -1,14 +1,14 @@
 """A registry is rebuilt from the journals of its homes: for an ensemble that lost its data, or has older ones.
 
 Theory of operation. Each home has journaled all topics of the cluster, its users and the homes that are given up, as it
-last heard of them; and by itself its epoch, its incarnations, its queries and its grants (``Facts``). Of everything the
+last heard of them; and by itself its epoch, its starts, its queries and its grants (``Facts``). Of everything the
 newest version counts (``rebuilt``). A registry that was restored from a backup is one more source: it is merged where
 the nodes are written (``Rebuilding``).
 
 No broker leads a home meanwhile. Every node is set to what is newer, the ensemble's or the journals'; so it may be done
 again, and goes on where it ended. The cluster's node is made last in an empty ensemble: brokers wait for it. The map's
 version rises above all that were heard of, so that every home takes the map over. A home's state names its newest
-incarnation, so that a copy of its directory from before is refused; and stands under the home's number as its name,
+start, so that a copy of its directory from before is refused; and stands under the home's number as its name,
 until its broker brings its own.
 
 Invariants:
@@ -38,7 +38,7 @@ class Facts(NamedTuple):
     """What one home's journal knows.
 
     Attributes:
-        incarnations: of all its starts, the newest last.
+        starts: by which the registry may know its directory; the one that led it last is the last.
         grants: by group with one member for everything, the newest grant that is known: its anchor knows the highest.
         retired: by home that is given up, why.
     """
@@ -46,7 +46,7 @@ class Facts(NamedTuple):
     cluster: int
     home: int
     epoch: int
-    incarnations: tuple[int, ...]
+    starts: tuple[int, ...]
     topics: tuple[PlacedTopic, ...]
     last_topic_id: int
     queries: tuple[str, ...]
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
         """JSON-able; with the keys of users, and what brokers know each other by."""
         return {
             "format": FORMAT, "cluster": f"{self.cluster:016x}", "home": f"{self.home:016x}", "epoch": self.epoch,
-            "incarnations": [f"{number:032x}" for number in self.incarnations],
+            "starts": [f"{number:032x}" for number in self.starts],
             "topics": [placed.to_json() for placed in self.topics], "last_topic_id": self.last_topic_id,
             "queries": list(self.queries), "last_query_epoch": self.last_query_epoch, "grants": dict(self.grants),
             "retired": {f"{home:016x}": reason for home, reason in self.retired.items()},
@@ -79,7 +79,7 @@ class Facts(NamedTuple):
             access = fields["access"]
             return cls(
                 parse_home(fields["cluster"]), parse_home(fields["home"]), int(fields["epoch"]),
-                tuple(int(number, 16) for number in fields["incarnations"]),
+                tuple(int(number, 16) for number in fields["starts"]),
                 tuple(PlacedTopic.from_json(topic) for topic in fields["topics"]), int(fields["last_topic_id"]),
                 tuple(map(str, fields["queries"])), int(fields["last_query_epoch"]),
                 {str(group): int(grant) for group, grant in fields["grants"].items()},
@@ -244,19 +244,19 @@ class Rebuilding(RetiredNodes, AccessNodes):
         path = self._paths.state(facts.home)
         found = self._find(path)
         if found is None:
-            state = HomeState(facts.epoch, facts.incarnations[-1], f"{facts.home:016x}")
+            state = HomeState(facts.epoch, facts.starts[-1], f"{facts.home:016x}")
             name = Create(self._paths.name(state.name), layout.encode_home(facts.home))
             self._session.transact([*self._draw_epoch(facts.home, None, state), name])
             return
         known = layout.decode_state(path, found.value)
         if known.retired:
             return
-        if known.incarnation not in facts.incarnations:
+        if known.start not in facts.starts:
             raise HomeSupersededError(
                 f"home {facts.home:016x} has epoch {known.epoch}, drawn by a process that its facts do not know: make "
                 "them anew of the directory that was led last"
             )
-        state = known._replace(epoch=max(known.epoch, facts.epoch), incarnation=facts.incarnations[-1])
+        state = known._replace(epoch=max(known.epoch, facts.epoch), start=facts.starts[-1])
         self._session.transact([SetValue(path, layout.encode_state(state), found.stat.version)])
 
     def _put_topics(self, made: Rebuilt) -> None:

@@ -39,7 +39,7 @@ class RetiredNodes(HomeNodes, TopicNodes):
                 raise HomeInUseError(f"home {home:016x} is led at {leader.address}: it is not lost")
             value, stat = self._session.get(path)
             state = layout.decode_state(path, value)
-            retired = state._replace(epoch=state.epoch + 1, incarnation=0, retired=reason)
+            retired = state._replace(epoch=state.epoch + 1, start=0, retired=reason)
             name = self._paths.name(state.name)
             released: list[Operation] = [] if self._find(name) is None else [Delete(name, ANY_VERSION)]
             return [SetValue(path, layout.encode_state(retired), stat.version), *released], True

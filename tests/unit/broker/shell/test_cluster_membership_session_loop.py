@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,9 @@ from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.cluster.cluster_view import RegistryState
 from txmq.broker.cluster.registry_asks import Answer, CreateTopic, Refresh, Result
 from txmq.broker.shell import cluster_membership
-from txmq.broker.shell.cluster_membership import RegistrySessionLoop
+from txmq.broker.shell.cluster_membership import RegistrySessionLoop, When
 from txmq.broker.shell.joining import Connected, Entered, JoiningHome, UsersOfHome
-from txmq.errors import DeletionPendingError, HomeSupersededError, RegistryAwayError, RegistryError
+from txmq.errors import DeletionPendingError, HomeSupersededError, JournalFullError, RegistryAwayError, RegistryError
 from txmq.model import TopicConfig
 from txmq.registry.cluster_metadata import NO_ACCESS, Access, Candidate, HomeEntry, Standing, TopicMap
 from txmq.registry.zookeeper.registry import ZooKeeperRegistry
@@ -62,9 +63,22 @@ class WorkerFixture:
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.session_loop = RegistrySessionLoop(
             WHO, connect or (lambda: Connected(self.registry, self.session)), self.told, self.calls.put,
-            self.told.entered.append, self.told.refusals.append, OSClock(), session_timeout_s,
+            When(self.led, self.announced, self.told.refusals.append), OSClock(), session_timeout_s,
         )  # fmt: skip
         self.thread = threading.Thread(target=self.session_loop.run)
+        self.full: list[Exception] = []
+        self.addresses: list[str | None] = []  # that the registry had when the home was led, and announced
+
+    def led(self, entered: Entered) -> None:
+        """In the loop: the home is led, once there is room for that."""
+        if self.full:
+            raise self.full.pop()
+        self.addresses.append(self.other().homes()[0].address)
+        self.told.entered.append(entered)
+
+    def announced(self) -> None:
+        """In the loop: others find the home."""
+        self.addresses.append(self.other().homes()[0].address)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Make the calls that were posted, until something is so."""
@@ -190,13 +204,22 @@ def test_nothing_is_asked_of_an_ensemble_that_lost_its_data(there: WorkerFixture
 
 
 def test_a_broker_that_is_superseded_stops(there: WorkerFixture) -> None:
-    newer = WHO.candidate._replace(incarnation=2, lock="lock")
+    newer = WHO.candidate._replace(start=2, lock="lock")
     there.other().lead(newer)
     there.session.expire()
     there.until(lambda: there.told.refusals)
     assert isinstance(there.told.refusals[0], HomeSupersededError)
     there.thread.join(WITHIN_S)
     assert not there.session.number
+
+
+def test_home_is_announced_when_there_was_room_to_lead_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_membership, "RETRY_S", 0.01)
+    made = WorkerFixture()
+    made.full = [JournalFullError("no room"), OSError(errno.EMFILE, "too many open files")]
+    with running(made):
+        made.until(lambda: made.told.maps)
+        assert (len(made.told.entered), made.addresses, made.full) == (1, [None, "host:1"], [])
 
 
 def test_a_refusal_at_the_start_is_told() -> None:

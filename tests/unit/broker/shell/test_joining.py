@@ -14,7 +14,6 @@ from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.commit.data_directory import Recovered, open_store
 from txmq.broker.shell.joining import (
     RETRY_S,
-    draw_incarnation,
     enter,
     member,
     take_cluster,
@@ -41,12 +40,9 @@ class Start:
         self.clock = SimClock()
 
     def recover(self) -> Recovered:
-        incarnation = draw_incarnation(self.chance)
         cluster_id = take_cluster(self.disk, self.chance, lambda: self.registry)
-        recovered = open_store(
-            self.disk, self.clock, self.chance, SETTINGS, incarnation=incarnation, cluster_id=cluster_id
-        )
-        self.member = member(recovered, incarnation, ADDRESS, self.lock, SETTINGS, self.chance)
+        recovered = open_store(self.disk, self.clock, self.chance, SETTINGS, is_member=True, cluster_id=cluster_id)
+        self.member = member(recovered, ADDRESS, self.lock, SETTINGS, self.chance)
         return recovered
 
     def run(self) -> None:

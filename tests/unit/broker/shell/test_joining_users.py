@@ -14,7 +14,7 @@ from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
 from txmq.broker.commit.data_directory import open_store
 from txmq.broker.shell.first_administrator import content_of
-from txmq.broker.shell.joining import Entered, draw_incarnation, enter, member, take_cluster, take_users, users_of
+from txmq.broker.shell.joining import Entered, enter, member, take_cluster, take_users, users_of
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, RegistryConflictError, RegistryError
 from txmq.protocol.scram import keys_of
@@ -44,13 +44,11 @@ class Start:
         self.chance = SimRandom(random.Random(next(SEEDS)))
 
     def run(self) -> Entered:
-        clock, incarnation = SimClock(), draw_incarnation(self.chance)
+        clock = SimClock()
         cluster = take_cluster(self.disk, self.chance, lambda: self.registry)
-        recovered = open_store(
-            self.disk, clock, self.chance, self.settings, incarnation=incarnation, cluster_id=cluster
-        )
+        recovered = open_store(self.disk, clock, self.chance, self.settings, is_member=True, cluster_id=cluster)
         try:
-            who = member(recovered, incarnation, "10.0.0.1:8123", "lock", self.settings, self.chance)
+            who = member(recovered, "10.0.0.1:8123", "lock", self.settings, self.chance)
             return enter(self.registry, who, _nothing, _nothing, _nothing)
         finally:
             recovered.store.close()

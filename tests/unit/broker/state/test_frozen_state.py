@@ -135,7 +135,7 @@ def _change_everything(state: State) -> None:
     state.end_session(1)
     state.delete_topic(1)
     state.put_topic(Topic(3, TopicConfig("new")))
-    state.started(9, 9, "9" * 16, Limits(3, 3))
+    state.led(9, 9, 9, Limits(3, 3), is_member=False)
 
 
 def test_frozen_state_is_written_unchanged_by_later_requests() -> None:

@@ -16,7 +16,6 @@ from tools.images.check import comparable
 from tools.images.node import Node
 from tools.images.requests import UUID, part
 from txmq.broker.state.state import State
-from txmq.log.history import NO_LIFE
 from txmq.protocol.group_rows import GroupOffsets, OffsetRow, encode_offsets
 from txmq.protocol.transaction_bodies import encode_branch
 
@@ -161,7 +160,7 @@ def test_derived_state_equals_a_restart_from_journal_and_from_checkpoint(steps: 
         step(history)
     history.node.pump()
     live = history.node.state
-    live.started(0, 0, NO_LIFE, live.limits)
+    live.led(0, 0, 0, live.limits, is_member=False)
     redone = Node(history.node.kill(), history.settings, clock=history.clock)
     assert (_derived(redone.state), comparable(redone.state)) == (_derived(live), comparable(live))
     redone.checkpoint()

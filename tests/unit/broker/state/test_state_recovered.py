@@ -22,7 +22,6 @@ from tools.simulated.disk import SimDisk
 from txmq.broker.commit.redo import Redo
 from txmq.broker.state.state import State
 from txmq.errors import StorageError
-from txmq.log.history import NO_LIFE
 from txmq.redo import entries
 
 from ..support import stated
@@ -206,7 +205,7 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
     history.node.compare_follower()
     live, messages = history.node.state, _everything(history.node)
     again = Node(history.node.disk.crash() if power_lost else history.node.kill(), history.settings)
-    live.started(again.state.epoch, 0, NO_LIFE, live.limits)  # what a new life does to streams
+    live.led(again.state.epoch, 0, 0, live.limits, is_member=False)  # what a new life does to streams
     assert comparable(again.state) == comparable(live)
     assert again.state.payload_bytes == live.payload_bytes
     assert _everything(again) == messages
@@ -215,9 +214,9 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
     assert _everything(third) == messages
 
 
-def test_start_that_states_no_limits_is_refused() -> None:
-    entry = entries.json_entry(entries.STARTED, {"epoch": 1, "time_ms": 1, "life": NO_LIFE})
-    with pytest.raises(StorageError, match="start the txmq that wrote it"):
+def test_epoch_of_a_newer_format_is_refused() -> None:
+    entry = entries.json_entry(entries.LED, {"epoch": 1, "format": entries.FORMAT + 1})
+    with pytest.raises(StorageError, match=r"epoch 1 .* format 2, this txmq reads 1: upgrade"):
         Redo(State(), lambda *_: None, {}).record(entry)
 
 

@@ -23,28 +23,28 @@ CLUSTER, A, B = 0xC1A5, 0xA0, 0xB0
 
 
 class Broker:
-    """A broker with a registry. ``incarnation`` counts the starts."""
+    """A broker with a registry. ``start`` counts the starts."""
 
     def __init__(
-        self, registry: Registry, home: int, disk: SimDisk | None = None, incarnation: int = 1, *,
+        self, registry: Registry, home: int, disk: SimDisk | None = None, start: int = 1, *,
         settings: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
-        self.registry, self.home, self.incarnation, self.changes = registry, home, incarnation, settings or {}
+        self.registry, self.home, self.start, self.changes = registry, home, start, settings or {}
         self.view = ClusterView("zk://h1:2181/prod")
         disk = disk if disk is not None else directory(CLUSTER, home)
         small = small_settings(broker_name=f"broker-{home:x}", **self.changes)
-        self.node = Node(disk, small, incarnation=f"{incarnation:032x}", cluster=self.view)
+        self.node = Node(disk, small, is_member=True, cluster=self.view, identity_seed=start)
         self.leadership: Leadership
         self.client: Client = self.node.connect()
 
     def draw(self, cluster: int = CLUSTER) -> Leadership:
         """Join, and draw the next epoch."""
-        state = self.node.state
-        self.registry.join(cluster, Standing.MEMBER if state.registration.epoch else Standing.USED)
-        former = frozenset(int(text, 16) for text in state.registration.incarnations)
+        registration, journal = self.node.state.registration, self.node.store.journal
+        self.registry.join(cluster, Standing.MEMBER if registration.epoch else Standing.USED)
+        former, lock = frozenset(self.node.recovered.make_known()), f"lock of {self.home}"
         name, address = f"broker-{self.home:x}", f"10.0.0.{self.home}:8123"
         self.leadership = self.registry.lead(
-            Candidate(self.home, name, address, self.incarnation, former, state.epoch, f"lock of {self.home}")
+            Candidate(self.home, name, address, self.node.recovered.identity.start, former, journal.epoch, lock)
         )
         return self.leadership
 
@@ -58,9 +58,8 @@ class Broker:
 
     def begin(self, topic_map: TopicMap | None = None) -> None:
         """The epoch is there, and a map: as a rule the registry's."""
-        self.node.store.journal.raise_epoch(self.leadership.epoch)
         topics = topic_map or self.registry.topics()
-        self.node.core.led(self.leadership, topics, self.registry.homes(), self.registry.access())
+        self.node.lead(self.leadership.epoch, topics, self.registry.homes(), self.registry.access())
         self.node.pump()
 
     def refresh(self) -> None:
@@ -96,7 +95,7 @@ class Broker:
     def again(self, disk: SimDisk | None = None) -> Broker:
         """The next life of the process, which was killed; it does not lead yet."""
         disk = disk or self.node.kill()
-        return Broker(self.registry, self.home, disk, self.incarnation + 1, settings=self.changes)
+        return Broker(self.registry, self.home, disk, self.start + 1, settings=self.changes)
 
     def ask(self, verb: str, *words: str | int, body: bytes | None = None, **extensions: str | int) -> tuple[int, str]:
         """Ask over the one connection, and let the registry's worker work."""

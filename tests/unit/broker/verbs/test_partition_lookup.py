@@ -9,7 +9,6 @@ import pytest
 from tools.images.node import Node, small_settings
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.cluster_view import ClusterView
-from txmq.broker.state.broker_identity import INCARNATIONS_MAX, Registration
 from txmq.errors import ConfigError
 from txmq.model import TopicConfig
 from txmq.redo import entries, inspect
@@ -36,7 +35,7 @@ def put_topic(broker: Node, topic: PlacedTopic) -> None:
 
 def started(disk: SimDisk | None = None) -> Node:
     """A broker with a registry that knows where one other home is led."""
-    broker = Node(disk or SimDisk(), small_settings(), incarnation="1" * 32)
+    broker = Node(disk or SimDisk(), small_settings(), is_member=True)
     broker.context.cluster = view = ClusterView()
     view.homes = {OTHER: HomeEntry(OTHER, "other", 1, "10.0.0.7:7700")}
     return broker
@@ -60,9 +59,9 @@ def test_files_of_a_lone_broker_say_nothing_of_homes() -> None:
         kind: json.loads(bytes(body))
         for record in inspect.dump(broker.disk)
         for kind, _, body in entries.split(record.payload)
-        if kind in (entries.STARTED, entries.TOPIC)
+        if kind in (entries.LED, entries.TOPIC)
     }
-    assert set(said[entries.STARTED]) == {"epoch", "life", "limits", "time_ms"}
+    assert said[entries.LED]["is_member"] is False
     assert not {"homes", "version"} & set(said[entries.TOPIC])
     assert "registration" not in broker.state.snapshot()
     assert not any("homes" in topic for topic in broker.state.snapshot()["topics"])
@@ -71,41 +70,23 @@ def test_files_of_a_lone_broker_say_nothing_of_homes() -> None:
 # --- what the journal says of the registry ---------------------------------------------------------------------------
 
 
-def register(broker: Node, epoch: int, incarnation: str) -> None:
-    fields = {"cluster": "0" * 16, "epoch": epoch, "incarnation": incarnation}
-    broker.store.journal.raise_epoch(epoch)
-    broker.context.group.add_entry(entries.json_entry(entries.REGISTERED, fields))
-    broker.state.registered(epoch, incarnation)
-    broker.pump()
-
-
 @pytest.mark.parametrize("with_checkpoint", [False, True])
-def test_starts_of_a_home_survive_a_restart(with_checkpoint: bool) -> None:
-    disk = SimDisk()
+def test_membership_of_a_home_survives_a_restart(with_checkpoint: bool) -> None:
+    disk, starts = SimDisk(), []
     for number in (1, 2, 3, 4):
-        broker = Node(disk, small_settings(), incarnation=f"{number:032x}")
-        if number == 2:
-            register(broker, 8, f"{number:032x}")
+        broker = Node(disk, small_settings(), is_member=True, identity_seed=number)
+        starts.append(broker.recovered.identity.start)
         if with_checkpoint:
             broker.checkpoint()
         disk = broker.kill()
-    assert broker.state.registration.epoch == 8
-    assert broker.state.registration.incarnations == [f"{number:032x}" for number in (1, 2, 3, 4)]
-    assert broker.state.epoch == 10  # each start is above the epoch that the registry gave out
-
-
-def test_starts_that_are_kept_are_bounded() -> None:
-    known = Registration()
-    for number in range(INCARNATIONS_MAX + 5):
-        known.started(str(number))
-    assert (len(known.incarnations), known.incarnations[0]) == (INCARNATIONS_MAX, "5")
+    assert (broker.state.registration.epoch, broker.state.epoch) == (4, 4)
+    assert broker.state.registration.starts == starts
 
 
 def test_member_of_a_cluster_does_not_start_without_a_registry() -> None:
-    broker = Node(SimDisk(), small_settings(), incarnation="1" * 32)
-    register(broker, 2, "1" * 32)
+    broker = Node(SimDisk(), small_settings(), is_member=True)
     disk = broker.kill()
     with pytest.raises(ConfigError, match=r"belongs to cluster .*: start the broker with --registry"):
         Node(disk, small_settings())
-    again = Node(disk, small_settings(), incarnation="2" * 32)
-    assert again.state.epoch == 3  # nothing was journaled by the start that was refused
+    again = Node(disk, small_settings(), is_member=True)
+    assert again.state.epoch == 2  # nothing was journaled by the start that was refused

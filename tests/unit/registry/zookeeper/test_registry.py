@@ -109,11 +109,11 @@ def _changed(registry: Registry, changes: Changes) -> Access:
 CALLS: dict[str, tuple[Call, Call]] = {  # what was done before, and the call during which the connection is lost
     "join": (lambda _registry: None, lambda registry: registry.join(CLUSTER, Standing.USED)),
     "lead": (_founded, lambda registry: registry.lead(candidate())),
-    "lead again": (_led, lambda registry: registry.lead(candidate(incarnation=2, former=(1,)))),
+    "lead again": (_led, lambda registry: registry.lead(candidate(start=2, former=(1,)))),
     "lead under another name": (
-        _led, lambda registry: registry.lead(candidate(incarnation=2, former=(1,))._replace(name="renamed")),
+        _led, lambda registry: registry.lead(candidate(start=2, former=(1,))._replace(name="renamed")),
     ),
-    "announce": (_led, lambda registry: registry.announce(registry.lead(candidate(incarnation=2, former=(1,))))),
+    "announce": (_led, lambda registry: registry.announce(registry.lead(candidate(start=2, former=(1,))))),
     "create": (_led, lambda registry: registry.create_topic(topic(1), [A, B])),
     "alter": (_with_topic, lambda registry: registry.alter_topic(ALTERED)),
     "delete": (_with_topic, lambda registry: registry.delete_topic(topic(1))),

@@ -22,7 +22,7 @@ from txmq.registry.zookeeper.registry import ZooKeeperRegistry
 from txmq.registry.zookeeper.session import BadVersionError, ConnectionLossError, Operation, Result, SessionState
 
 STEPS_MAX = 60
-FIRST, SECOND, THIRD = candidate(), candidate(incarnation=2, former=(1,)), candidate(incarnation=3, former=(1,))
+FIRST, SECOND, THIRD = candidate(), candidate(start=2, former=(1,)), candidate(start=3, former=(1,))
 Call = Callable[[Registry], object]
 CALLS: dict[str, Call] = {
     "join": lambda registry: registry.join(0xAA, Standing.EMPTY),

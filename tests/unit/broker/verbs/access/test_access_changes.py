@@ -100,8 +100,7 @@ def test_stillness_between_reading_users_and_serving_counts(*, is_ticked: bool, 
     again.node.clock.advance(5)
     if is_ticked:
         again.node.core.tick(again.node.clock.now_ms())
-    again.node.store.journal.raise_epoch(leadership.epoch)
-    again.node.core.led(leadership, *known)
+    again.node.lead(leadership.epoch, *known)
     theirs = again.node.connect()
     theirs.client.certificates = frozenset({"CN=other"})
     opaque = theirs.send("auth", "external", body=b"")
