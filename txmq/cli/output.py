@@ -83,6 +83,9 @@ class _ClosedStream(io.RawIOBase):
 
     write = readinto
 
+    def fileno(self) -> int:
+        return self.readinto(None)
+
 
 def open_streams() -> None:
     """Let no file get the number of a stream that is closed, and let who uses that stream say so in one line.

@@ -6,6 +6,8 @@ file goes out in large pieces. Ctrl-C ends the reading, never a batch in work: t
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 READ_SIZE_BYTES = 1 << 20
 LINE_SIZE_BYTES_MAX = 16 << 20
+PIPE_SIZE_BYTES = 64 << 10
 Pair = tuple[bytes | None, bytes]
 
 
@@ -69,8 +72,8 @@ def produce(
         producer = stack.enter_context(client.producer())
         stream: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
         advance = stack.enter_context(output.progress(None if file is None else file.stat().st_size))
-        interrupted = stack.enter_context(_interruptible())
-        batches = split(stream, mark)  # type: ignore[arg-type]  # both kinds of stream have read1
+        interrupted = stack.enter_context(_interruptible(stream.fileno()))
+        batches = split(interrupted, mark)
         try:
             while (batch := interrupted.reading(batches)) is not None:
                 _send(producer, topic, partition, batch)
@@ -153,11 +156,24 @@ def _acknowledged(count: int) -> str:
 
 
 class _Interruption:
-    """Ctrl-C: breaks a read at once, and is only noted while a batch is in work."""
+    """Ctrl-C: breaks a read at once, and is only noted while a batch is in work.
 
-    def __init__(self) -> None:
+    A signal that strikes just before a thread sleeps in a read does not wake it, and Python runs no handler until
+    something arrives. So what is slept in is a wait for the input or for the byte that a signal writes.
+    """
+
+    def __init__(self, descriptor: int, signals: int) -> None:
         self.seen = False
         self._is_reading = False
+        self._descriptor, self._signals = descriptor, signals
+
+    def read1(self, size: int, /) -> bytes:
+        """See ``Source``."""
+        while True:
+            ready, _, _ = select.select([self._descriptor, self._signals], [], [])
+            if self._descriptor in ready:
+                return os.read(self._descriptor, size)
+            os.read(self._signals, PIPE_SIZE_BYTES)  # its handler has run
 
     def strike(self, *_: object) -> None:
         self.seen = True
@@ -176,10 +192,16 @@ class _Interruption:
 
 
 @contextmanager
-def _interruptible() -> Iterator[_Interruption]:
-    interruption = _Interruption()
+def _interruptible(descriptor: int) -> Iterator[_Interruption]:
+    signals, writes = os.pipe()
+    os.set_blocking(writes, False)
+    interruption = _Interruption(descriptor, signals)
+    woken = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     before = signal.signal(signal.SIGINT, interruption.strike)
     try:
         yield interruption
     finally:
         signal.signal(signal.SIGINT, before)
+        signal.set_wakeup_fd(woken)
+        os.close(signals)
+        os.close(writes)
