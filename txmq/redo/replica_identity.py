@@ -20,6 +20,7 @@ Layout: as ``node.json``: ``{"format": 1, "number": n, "incarnation": "<32 hex>"
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -71,14 +72,17 @@ def load_or_create(disk: Disk, random: Random) -> Replica:
     return replica
 
 
-def add_start(disk: Disk, start: int) -> tuple[int, ...]:
+def add_start(disk: Disk, start: int, led: Container[int] = ()) -> tuple[int, ...]:
     """A process is about to show itself to the registry. Durability: synced when this returns; may be repeated.
+
+    Args:
+        led: starts that the journal has. One is still pending here if its process died at ``drop_start``.
 
     Returns:
         all starts that are pending.
     """
     replica = _required(disk)
-    others = (known for known in replica.pending if known != start)
+    others = (known for known in replica.pending if known != start and known not in led)
     pending = (*others, start)[-PENDING_MAX:]
     _write(disk, replica._replace(pending=pending))
     return pending

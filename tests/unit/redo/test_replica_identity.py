@@ -46,7 +46,9 @@ def test_start_that_the_journal_has_is_not_pending() -> None:
     for start in (7, 8, 8, 9):
         add_start(disk, start)
     drop_start(disk, 8)
-    assert _load(disk.crash()).pending == (7, 9)
+    disk = disk.crash()
+    assert _load(disk).pending == (7, 9)
+    assert add_start(disk, 10, {9}) == (7, 10)  # its process died before it was dropped
 
 
 def test_full_disk_keeps_nobody_from_starting() -> None:

@@ -106,8 +106,8 @@ class Recovered:
 
         Durability: forced when this returns. Raises OSError.
         """
-        pending = replica_identity.add_start(self.store.disk, self.identity.start)
-        return [*self.state.registration.starts, *pending]
+        led = self.state.registration.starts
+        return [*led, *replica_identity.add_start(self.store.disk, self.identity.start, frozenset(led))]
 
     def lead(self, epoch: int, now_ms: int, *, is_member: bool) -> None:
         """Begin a home epoch, before anything is answered under it: so neither it nor the life is ever used again.
