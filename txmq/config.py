@@ -51,6 +51,18 @@ class BrokerSettings:
         10_000, 400, 600_000, "Time after which the registry takes a silent broker for dead. The ensemble may grant "
         "another one.", section="Broker",
     )  # fmt: skip
+    replica_of: str = word(
+        "", "Be a replica of this home of the cluster, by its id or its broker's name: follow its journal, and serve "
+        "readers. Empty: this broker leads a home of its own.", section="Replication", form="a home, or empty",
+    )  # fmt: skip
+    replica_journal_bytes_max: int = number(
+        GIB, MIB, 1 << 50, "So much of the journal is kept for a replica that lags; one that lags more must be made "
+        "anew.", section="Replication",
+    )  # fmt: skip
+    replica_reads_ms_max: int = number(
+        10_000, 100, 10**9, "A replica that has heard nothing of its leader for so long serves no reader: users may "
+        "have been removed meanwhile.", section="Replication",
+    )  # fmt: skip
     log_level: str = word(
         "info", "Least severe log line that is written.", section="Broker",
         choices=("debug", "info", "warning", "error"),
@@ -339,6 +351,8 @@ def _check_addresses(settings: BrokerSettings) -> None:
     if advertised and split_address(advertised, "advertised_address")[1] == 0:
         raise ConfigError(f"advertised_address = {advertised!r}: no client can reach port 0")
     if not settings.registry:
+        if settings.replica_of:
+            raise ConfigError("replica_of: a replica finds its leader in ZooKeeper; give registry, too")
         return
     if settings.first_administrator and (reason := why_no_users(settings)):
         raise ConfigError(f"first_administrator: {reason}")

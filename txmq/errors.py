@@ -387,6 +387,18 @@ class StaleLogError(BrokerError):
     code, wire_name = 409, "stale-log"
 
 
+class JournalReleasedError(BrokerError):
+    """The home's journal does not reach back to what a replica asks for: its directory must be made anew."""
+
+    code, wire_name = 404, "journal-released"
+
+
+class DivergedError(BrokerError):
+    """A replica has records that its home's journal has not: it is no copy of it any more."""
+
+    code, wire_name = 409, "diverged"
+
+
 class FencedError(BrokerError):
     """The session, epoch or transaction id is fenced or no longer kept: never executed, never called rolled back.
 

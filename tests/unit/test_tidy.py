@@ -62,6 +62,12 @@ SHELLS: dict[str, tuple[frozenset[str], str]] = {
     "txmq/broker/shell/tls_transport.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/interbroker_links.py": (frozenset({"asyncio"}), "sockets, through the event loop"),
     "txmq/broker/shell/reads.py": (frozenset({"concurrent"}), "reader threads"),
+    "txmq/broker/shell/replica_feeds.py": (frozenset({"concurrent"}), "a reader thread"),
+    "txmq/broker/shell/replica_membership.py": (
+        frozenset({"asyncio", "threading"}),
+        "the thread that speaks with the registry; the leader's first answer",
+    ),
+    "txmq/broker/shell/leader_link.py": (frozenset({"asyncio"}), "a socket, through the event loop"),
     "txmq/broker/shell/server.py": (frozenset({"asyncio", "concurrent"}), "sockets, through the event loop"),
     "txmq/client/bootstrap.py": (frozenset({"os"}), "the variable of a password"),
     "txmq/client/consumer/retry/retry_store.py": (frozenset({"pathlib"}), "the retry store is a local store"),

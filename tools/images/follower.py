@@ -15,7 +15,7 @@ from typing import Any
 
 from tools.simulated.disk import SimDisk
 from txmq.broker.commit.prepared_payloads import PayloadFiles
-from txmq.broker.commit.redo import Redo, restore
+from txmq.broker.commit.redo import Redo, RedoEffects, restore
 from txmq.broker.state.state import State
 from txmq.model import Lsn
 from txmq.redo import checkpoint
@@ -58,7 +58,7 @@ class Follower:
         self._fold(lsn)
         folded = encoded(self.state)
         assert folded == held, "P10: the records make another state than the broker has: " + "; ".join(
-            _differences(json.loads(folded), json.loads(held), "")[:_SHOWN_MAX] or ["in order alone"]
+            differences(json.loads(folded), json.loads(held), "")[:_SHOWN_MAX] or ["in order alone"]
         )
 
     @cached_property
@@ -72,7 +72,7 @@ class Follower:
         return state
 
     def _fold(self, end: Lsn) -> None:
-        redo = Redo(self.state, lambda *_: None, {})
+        redo = Redo(self.state, RedoEffects(self.state))
         walk = Walk(self._disk, replace(self._cursor), node_id=None, writable=False)
 
         def take(lsn: Lsn, _record_end: Lsn, payload: bytes | memoryview) -> None:
@@ -95,11 +95,12 @@ class Follower:
             self.state.saved.generation_floor, self.anew_at = 0, inf
 
 
-def _differences(folded: Any, held: Any, where: str) -> list[str]:
+def differences(folded: Any, held: Any, where: str = "") -> list[str]:
+    """Where two JSON values differ."""
     if isinstance(folded, dict) and isinstance(held, dict):
         names = sorted({*folded, *held})
-        return [found for name in names for found in _differences(folded.get(name), held.get(name), f"{where}.{name}")]
+        return [found for name in names for found in differences(folded.get(name), held.get(name), f"{where}.{name}")]
     if isinstance(folded, list) and isinstance(held, list) and len(folded) == len(held):
         pairs = enumerate(zip(folded, held, strict=True))
-        return [found for number, pair in pairs for found in _differences(*pair, f"{where}[{number}]")]
+        return [found for number, pair in pairs for found in differences(*pair, f"{where}[{number}]")]
     return [] if folded == held else [f"{where}: folded {folded!r:.80}, held {held!r:.80}"]

@@ -74,7 +74,7 @@ class HomeWire(Client):
         super().__init__(asked)
         self.asking, self.asked = asking, asked
         principals = asking.state.principals
-        self.conversation = InterbrokerConversation(
+        self.conversation: InterbrokerConversation[BranchAsk] = InterbrokerConversation(
             asking.identity,
             asked.identity.node,
             asking.clock.monotonic(),

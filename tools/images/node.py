@@ -16,12 +16,15 @@ from tools.images.follower import Follower, encoded
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from txmq.broker.cluster.cluster_view import ClusterView
-from txmq.broker.commit.data_directory import PendingCheckpoint, Recovered, open_store
+from txmq.broker.commit.data_directory import Joins, PendingCheckpoint, Recovered, Store, open_store
 from txmq.broker.commit.journal_schedule import WAIT_S
 from txmq.broker.commit.pipeline import APPLY_RETRY_S, CommitPipeline
 from txmq.broker.commit.retention import retire
 from txmq.broker.commit.steps import Apply, Checkpoint, JournalStep, Part, Step
+from txmq.broker.context import Context
 from txmq.broker.core import Core
+from txmq.broker.state.state import State
+from txmq.broker.verbs import follow as follow_verb
 from txmq.config import BrokerSettings
 from txmq.errors import StorageError
 from txmq.log import records
@@ -31,6 +34,7 @@ from txmq.protocol import requests
 from txmq.protocol.answers import AnswerReader, encode_all
 from txmq.protocol.requests import ByteBudget, Limits, Request, RequestReader, Violation
 from txmq.redo import checkpoint
+from txmq.redo.journal_reader import JournalReader
 from txmq.registry.cluster_metadata import NO_ACCESS, Access, HomeEntry, TopicMap
 from txmq.xid import TxId
 
@@ -73,7 +77,7 @@ class Answer(NamedTuple):
 class Client:
     """One connection to a node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Served) -> None:
         self.node = node
         self.client = node.core.connected("test")
         self.client.shell = self
@@ -136,40 +140,21 @@ class Client:
             self.node.disk.note(("told", opaque, code, body))
 
 
-class Node:
-    """See the module's docstring."""
+class Served:
+    """What serves clients: a core over a store. See the module's docstring."""
 
-    def __init__(
-        self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
-        is_member: bool = False, cluster: ClusterView | None = None, cluster_id: int | None = None,
-        identity_seed: int = IDENTITY_SEED, is_home: bool = False,
-    ) -> None:  # fmt: skip
-        self.disk, self.settings = disk, settings
-        self.clock = clock if clock is not None else SimClock()
-        chance = SimRandom(random.Random(identity_seed))
-        self.recovered: Recovered = open_store(
-            disk, self.clock, chance, settings, is_member=is_member, cluster_id=cluster_id
-        )
-        self.store, self.state = self.recovered.store, self.recovered.state
-        if is_member and cluster is None:  # a registry said so at once, and says nothing more
-            self.recovered.lead(self.store.journal.epoch, self.clock.now_ms(), is_member=True)
-        self._follower = Follower(disk.view(), self.recovered.identity.node, self.store.checkpoint_lsn)
-        if is_home:
-            self.state.order.queue_together()
-        chance = SimRandom(random.Random(self.store.journal.epoch))
-        now_ms = self.clock.now_ms()
-        self.core = Core(self.recovered.identity, settings, self.state, now_ms, chance, cluster=cluster)
-        self.context = self.core.context
-        self.pipeline = CommitPipeline(self.core, self.store, settings, self.clock)
-        self._pending: PendingCheckpoint | None = None
-        self._state_then = b""  # when that was taken
-        self._held_kind: type[Step] | None = None
-        self._held: tuple[Step, Part] | None = None  # a step that is under way, and its last part
+    disk: SimDisk
+    settings: BrokerSettings
+    clock: SimClock
+    recovered: Recovered
+    store: Store
+    state: State
+    core: Core
 
-    def lead(self, epoch: int, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access = NO_ACCESS) -> None:
-        """The registry has said that this process leads the home."""
-        self.recovered.lead(epoch, self.clock.now_ms(), is_member=True)
-        self.core.led(topic_map, homes, access)
+    @property
+    def context(self) -> Context:
+        """What its verbs share."""
+        return self.core.context
 
     def connect(self) -> Client:
         """A new connection."""
@@ -198,6 +183,72 @@ class Node:
         """A transaction id of this home."""
         identity = self.recovered.identity
         return str(TxId(identity.cluster, identity.node, session, counter))
+
+    def pump(self) -> None:
+        """Do all that there is to do."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Carry out the effects."""
+        while True:
+            for read in self.core.take_reads():
+                content = read.partition.read(self.store.files, read.offset, read.size_bytes_max)
+                self.core.was_read(read, content or b"")
+            for lookup in self.core.take_lookups():
+                self.core.was_looked_up(lookup, lookup.partition.offset_for(self.store.files, lookup.time_ms))
+            for client in self.core.take_resumed():
+                if isinstance(client.shell, Client):
+                    client.shell.take_in()
+            self._feed_followers()
+            ready = self.core.take_ready()
+            if not ready:
+                return
+            for client in ready:
+                if isinstance(client.shell, Client):
+                    client.shell.take()
+
+    def _feed_followers(self) -> None:
+        """Where it has replicas."""
+
+
+class Node(Served):
+    """See the module's docstring."""
+
+    def __init__(
+        self, disk: SimDisk, settings: BrokerSettings = SMALL, *, clock: SimClock | None = None,
+        is_member: bool = False, cluster: ClusterView | None = None, cluster_id: int | None = None,
+        identity_seed: int = IDENTITY_SEED, is_home: bool = False,
+    ) -> None:  # fmt: skip
+        self.disk, self.settings = disk, settings
+        self.clock = clock if clock is not None else SimClock()
+        chance = SimRandom(random.Random(identity_seed))
+        self.recovered: Recovered = open_store(
+            disk,
+            self.clock,
+            chance,
+            settings,
+            is_member=is_member,
+            joins=None if cluster_id is None else Joins(cluster_id),
+        )
+        self.store, self.state = self.recovered.store, self.recovered.state
+        if is_member and cluster is None:  # a registry said so at once, and says nothing more
+            self.recovered.lead(self.store.journal.epoch, self.clock.now_ms(), is_member=True)
+        self._follower = Follower(disk.view(), self.recovered.identity.node, self.store.checkpoint_lsn)
+        if is_home:
+            self.state.order.queue_together()
+        chance = SimRandom(random.Random(self.store.journal.epoch))
+        now_ms = self.clock.now_ms()
+        self.core = Core(self.recovered.identity, settings, self.state, now_ms, chance, cluster=cluster)
+        self.pipeline = CommitPipeline(self.core, self.store, settings, self.clock)
+        self._pending: PendingCheckpoint | None = None
+        self._state_then = b""  # when that was taken
+        self._held_kind: type[Step] | None = None
+        self._held: tuple[Step, Part] | None = None  # a step that is under way, and its last part
+
+    def lead(self, epoch: int, topic_map: TopicMap, homes: Sequence[HomeEntry], access: Access = NO_ACCESS) -> None:
+        """The registry has said that this process leads the home."""
+        self.recovered.lead(epoch, self.clock.now_ms(), is_member=True)
+        self.core.led(topic_map, homes, access)
 
     def kill(self) -> SimDisk:
         """The process ends here; the disk as the next one finds it."""
@@ -297,23 +348,17 @@ class Node:
         self.pipeline.want_sync()
         self.run_steps()
 
-    def flush(self) -> None:
-        """Carry out the effects."""
-        while True:
-            for read in self.core.take_reads():
-                content = read.partition.read(self.store.files, read.offset, read.size_bytes_max)
-                self.core.was_read(read, content or b"")
-            for lookup in self.core.take_lookups():
-                self.core.was_looked_up(lookup, lookup.partition.offset_for(self.store.files, lookup.time_ms))
-            for client in self.core.take_resumed():
-                if isinstance(client.shell, Client):
-                    client.shell.take_in()
-            ready = self.core.take_ready()
-            if not ready:
-                return
-            for client in ready:
-                if isinstance(client.shell, Client):
-                    client.shell.take()
+    def _feed_followers(self) -> None:
+        """As ``replica_feeds``, at once."""
+        followers, journal, reader = self.context.followers, self.store.journal, JournalReader(self.disk)
+        waiting, followers.waiting = followers.waiting, []
+        for follow in waiting:
+            piece = reader.read(follow.lsn, journal.durable_lsn)
+            if piece or self.context.now_ms >= follow.until_ms:
+                follow_verb.answered(self.context, follow, journal.durable_lsn, piece)
+            else:
+                followers.waiting.append(follow)
+        reader.close()
 
     # --- what the server does now and then ---
 

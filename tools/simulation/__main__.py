@@ -16,8 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from .homes.run import SITUATIONS_OF_HOMES, simulate_homes
+from .replica import SITUATIONS_OF_REPLICAS
 from .restored import SITUATIONS_OF_RESTORES, simulate_restored
-from .run import Result, simulate
+from .run import Result, simulate, simulate_followed
 from .world import SITUATIONS
 
 PROCESSES = 2
@@ -30,17 +31,21 @@ class World(NamedTuple):
         homes: brokers; more than one share a registry.
         is_restored: the broker is restored from a copy.
         has_users: there are users in every world, else in some.
+        is_followed: a replica follows the broker.
     """
 
     homes: int = 1
     is_restored: bool = False
     has_users: bool = False
+    is_followed: bool = False
 
     @property
     def play(self) -> Callable[[int], Result]:
         """Run one seed."""
         if self.is_restored:
             return simulate_restored
+        if self.is_followed:
+            return simulate_followed
         if self.homes == 1:
             return partial(simulate, users=self.has_users)
         return partial(simulate_homes, homes=self.homes, users=self.has_users)
@@ -50,6 +55,8 @@ class World(NamedTuple):
         """Those that must be met."""
         if self.is_restored:
             return SITUATIONS_OF_RESTORES
+        if self.is_followed:
+            return SITUATIONS_OF_REPLICAS
         return SITUATIONS if self.homes == 1 else SITUATIONS_OF_HOMES
 
     @property
@@ -57,6 +64,8 @@ class World(NamedTuple):
         """Of the command line."""
         if self.is_restored:
             return ["--restored"]
+        if self.is_followed:
+            return ["--replica"]
         return [*(["--homes", str(self.homes)] if self.homes > 1 else []), *(["--users"] if self.has_users else [])]
 
 
@@ -105,13 +114,14 @@ def main() -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--homes", type=int, default=1, help="brokers that share a registry, if more than one")
     kinds.add_argument("--restored", action="store_true", help="the broker is restored from a copy of its directory")
+    kinds.add_argument("--replica", action="store_true", help="a replica follows the broker")
     parser.add_argument("--users", action="store_true", help="users in every world, else in three of ten")
     parser.add_argument("--digest", action="store_true", help="print only the hash of the trace, of --seed or of each")
     parser.add_argument("--hash-check", action="store_true")
     options = parser.parse_args()
-    if options.users and options.restored:
+    if options.users and (options.restored or options.replica):
         parser.error("--users goes with a lone broker, and with --homes")
-    world = World(options.homes, options.restored, options.users)
+    world = World(options.homes, options.restored, options.users, options.replica)
     if options.seed is not None:
         result = world.play(options.seed)
         print(result.digest if options.digest else report(result, world))

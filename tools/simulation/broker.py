@@ -13,7 +13,7 @@ from math import inf
 from typing import cast
 
 from tools.images.node import Client as NodeClient
-from tools.images.node import Node, small_settings
+from tools.images.node import Node, Served, small_settings
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
 from txmq.broker.commit.retention import retire
@@ -204,7 +204,8 @@ class Broker:
         self.world.trace("started", recovered.records, recovered.notes, found.rule)
         self.tick(node)
 
-    def _reached(self, name: str) -> None:
+    def reached(self, name: str) -> None:
+        """A crash point: this broker's, or a client's."""
         task = current_task()
         if task is not None:
             task.host.reached(name)
@@ -216,7 +217,7 @@ class Broker:
 
     def guard(self, step: Callable[[], None]) -> None:
         """Run a step of the broker; a crash or a failed disk ends its life."""
-        crashpoints.set_hook(self._reached)  # there may be other brokers in this world
+        crashpoints.set_hook(self.reached)  # there may be other brokers in this world
         try:
             step()
         except SimulatedCrash:
@@ -272,7 +273,7 @@ class Broker:
             for step in waiting:
                 self.world.after(0.0, step)
 
-    def reach(self, node: Node, take: Callable[[], None]) -> None:
+    def reach(self, node: Served, take: Callable[[], None]) -> None:
         """Something comes over a socket; where the process is stopped it waits there."""
         if self.node is not node:
             return

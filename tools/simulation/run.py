@@ -46,12 +46,13 @@ from .loops import SimWorker, connect_by_loop
 from .members import GROUPS, OUTPUT, Consumption, Member
 from .ordered import OrderedProgram
 from .promises import Told, check_promises, visible_messages
+from .replica import SITUATIONS_OF_REPLICAS, FollowedBroker
 from .resolver import Resolver
 from .rows import Rows
 from .stream import Network
 from .threads import Threads, installed, required_task
 from .tls_streams import SimTls
-from .world import Simulation, Violation
+from .world import SITUATIONS, Simulation, Violation
 
 SECONDS = 1.3
 ALONE_S = 0.7  # of endless load: others' requests force what ``sync`` lets wait
@@ -157,6 +158,19 @@ def played(seed: int, world: Simulation, play: Callable[[Simulation], None]) -> 
         crashpoints.set_hook(None)
         logging.configure("warning")
     return Result(seed, error, world.digest, frozenset(world.met), list(world.tail))
+
+
+def simulate_followed(seed: int) -> Result:
+    """Run one seed beside a replica."""
+    return played(seed, Simulation(seed, situations=SITUATIONS | SITUATIONS_OF_REPLICAS), _simulate_followed)
+
+
+def _simulate_followed(world: Simulation) -> None:
+    threads, broker = Threads(world), FollowedBroker(world)
+    with inhabited(threads, [broker], Network(broker)) as (shared, told):
+        _live(shared, threads, told)
+        broker.replica.check()
+        _check(shared, told)
 
 
 def _simulate(world: Simulation) -> None:

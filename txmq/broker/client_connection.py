@@ -35,6 +35,7 @@ class ClientConnection:
         certificate: which one that is, for logs; empty: none.
         held: True while the broker does not read it, although it may send: too many of its requests are in work, or its
             next one waits for room for the answer.
+        reads_copies: it has said that it may be told what a replica has, which may lag (``hello replica``).
         waiting: its request that waits for the registry, or a failed login whose answer waits; nothing more is taken in
             meanwhile.
         closing: True once nothing more is read from it; it is closed after ``out`` was written.
@@ -43,8 +44,8 @@ class ClientConnection:
 
     __slots__ = (
         "address", "binding", "certificate", "certificates", "closing", "given_bytes", "gone", "held", "login",
-        "members", "members_bound", "name", "number", "out", "permissions", "ready", "session", "shell", "txid_head",
-        "unanswered", "user", "waiting",
+        "members", "members_bound", "name", "number", "out", "permissions", "reads_copies", "ready", "session", "shell",
+        "txid_head", "unanswered", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, number: int, address: str = "") -> None:
@@ -63,5 +64,5 @@ class ClientConnection:
         self.binding: bytes | None = None
         self.certificates: frozenset[str] = frozenset()
         self.certificate = ""
-        self.closing = self.gone = self.held = self.ready = False
+        self.closing = self.gone = self.held = self.ready = self.reads_copies = False
         self.shell: object = None  # the transport's side; the core never looks at it

@@ -19,6 +19,7 @@ from txmq.broker.state.broker_identity import BrokerIdentity, Ids
 from txmq.broker.state.check_backs import CheckBacks
 from txmq.broker.state.deadlines import Deadlines, LivenessClock
 from txmq.broker.state.decisions import Name
+from txmq.broker.state.followers import Followers
 from txmq.broker.state.group_membership import GroupMembership, PendingGroups
 from txmq.broker.state.refusals import FailedLogins, RefusalLines
 from txmq.broker.state.resolver_reports import Resources
@@ -90,9 +91,13 @@ class Context:
         cluster: the other homes and the registry; None for a broker that is alone.
         address: where clients reach this broker; set by the shell.
         is_serving: False until the registry has said that this process leads the home.
+        leads_never: this process is a replica that follows.
         now_ms: wall clock, set by the shell before it hands in requests.
         ticked_ms: when it was last seen that the process runs (``Core.tick``); far before ``now_ms``: it stood still.
         liveness: the clock by which the silence of peers is judged.
+        leader_lsn: how far the leader's journal is forced, as far as was told.
+        heard_ms, folded_lsn: of a replica: when the leader answered last, and how far its records are folded here.
+        readable_from_lsn: when so much is folded, what was true when the leader was heard anew is known.
         full: groups that reached ``group_size_bytes_max`` and wait to be sealed, oldest first.
         undurable: sealed groups whose record is not durable yet, oldest first.
         unapplied: by partition, the newest durable group with messages that are not in the partition's files.
@@ -102,6 +107,7 @@ class Context:
         checks: check-backs of half messages.
         answers_before_sync: whether plain puts and local transactions are answered before the sync.
         sessions_away: sessions whose connection was lost, until their next step (``session_expiry``).
+        followers: replicas of this home, and what they ask for.
         groups: consumer groups that have members, by name.
         member_count: of all groups.
         pending_groups: heartbeats that wait, and groups that must be looked at.
@@ -123,10 +129,15 @@ class Context:
     cluster: ClusterView | None = None
     address: str = ""
     is_serving: bool = True
+    leads_never: bool = False
     now_ms: int = 0
     ticked_ms: int = 0
     sessions_from: int = 1
     started_ms: int = 0
+    heard_ms: int = 0
+    leader_lsn: int = 0
+    folded_lsn: int = 0
+    readable_from_lsn: int = 0
     owned_since_start: set[tuple[str, int, int]] = field(default_factory=set)  # group and partition; see ``groups``
     group: CommitGroup = field(default_factory=CommitGroup)
     full: deque[CommitGroup] = field(default_factory=deque)
@@ -145,6 +156,7 @@ class Context:
     branch_asks: BranchAsks = field(init=False)
     answers_before_sync: bool = field(init=False)
     sessions_away: Deadlines[Any] = field(default_factory=lambda: Deadlines(_is_over))
+    followers: Followers = field(default_factory=Followers)
     groups: dict[str, GroupMembership] = field(default_factory=dict)
     member_count: int = 0
     pending_groups: PendingGroups = field(default_factory=PendingGroups)
@@ -170,6 +182,23 @@ class Context:
             is_reported = look.is_committed and (decided is None or decided.homes.get(look.branch, True))
             return is_reported or self.now_ms >= look.until_ms
         return look.name not in self.state.transactions and look.name not in self.state.branch_parts.unreported
+
+    @property
+    def knows_users(self) -> bool:
+        """Whether it is known who the users are, and that there may be none."""
+        return self.is_serving or (self.leads_never and not self.why_not_readable())
+
+    def why_not_readable(self) -> str:
+        """Why a replica serves no readers just now: users may have been removed that it does not know of. Empty: it
+        does."""
+        if not self.heard_ms:
+            return "this replica has yet to hear of its leader"
+        silent_ms = self.now_ms - self.heard_ms
+        if silent_ms > self.settings.replica_reads_ms_max:
+            return f"this replica has heard nothing of its leader for {silent_ms / 1000:.0f} s"
+        if self.folded_lsn < self.readable_from_lsn:
+            return f"this replica has to catch up: {self.readable_from_lsn - self.folded_lsn} bytes"
+        return ""
 
     def txid_of(self, name: Name) -> str:
         """The id of a transaction of this home, as text."""

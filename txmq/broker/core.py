@@ -50,6 +50,7 @@ from txmq.broker.verbs.access.required_grants import admit
 from txmq.broker.verbs.access.users import acl, quota, user
 from txmq.broker.verbs.cluster import cluster
 from txmq.broker.verbs.fencing import token
+from txmq.broker.verbs.follow import follow
 from txmq.broker.verbs.outbox import outbox
 from txmq.broker.verbs.put import put, take_puts
 from txmq.broker.verbs.query import query
@@ -106,6 +107,7 @@ VERBS: dict[bytes, Verb] = {
     b"resource": resource,
     b"topic": topic.topic,
     b"cluster": cluster,
+    b"follow": follow,
     b"auth": auth.auth,
     b"user": user,
     b"acl": acl,
@@ -251,6 +253,9 @@ class Core:
         """A connection is gone: its answers are dropped, its session waits, its streams are rolled back."""
         client.gone = client.closing = True
         self.context.clients.pop(client.number, None)
+        followers = self.context.followers
+        if followers.waiting:
+            followers.waiting = [one for one in followers.waiting if one.client is not client]
         if client.waiting is not None and self.context.cluster is not None:
             self.context.cluster.forget(client)
         groups.disconnected(self.context, client)
@@ -334,7 +339,7 @@ class Core:
         except (UnknownTopicError, StaleTopicError, DoubtfulUsersError) as error:
             refusal: BrokerError | None = error
             if context.cluster is not None:
-                refusal = context.cluster.park(client, request, error)
+                refusal = self._parked(client, request, error)
             if refusal is not None:
                 context.counters.errors += 1
                 context.answer(client, opaque, refusal.with_traceback(None))
@@ -343,6 +348,10 @@ class Core:
             if client.permissions is not None:
                 refused(context, client, request[0], error)
             context.answer(client, opaque, error.with_traceback(None))
+
+    def _parked(self, client: ClientConnection, request: Request, error: BrokerError) -> BrokerError | None:
+        """Have a request wait for the registry; else the answer."""
+        return self.context.joined_cluster().park(client, request, error)
 
     def _violated(self, client: ClientConnection, violation: Violation) -> None:
         if violation.code == OverloadedError.code:  # of a quota

@@ -34,6 +34,10 @@ app = typer.Typer(
 InsecurePlaintext = Annotated[
     bool, typer.Option("--insecure-plaintext", help="Let other machines connect without TLS.")
 ]
+ReplicaOf = Annotated[
+    str | None,
+    typer.Option(metavar="HOME", help="Copy this home of the cluster, by its id or its broker's name. [none]"),
+]
 InsecureAnonymous = Annotated[
     bool, typer.Option("--insecure-anonymous", help="Let other machines connect without a client certificate.")
 ]
@@ -186,6 +190,7 @@ def broker(
             help="ZooKeeper ensemble of several brokers; one with a password in the file or TXMQ_REGISTRY. [none]",
         ),
     ] = None,
+    replica_of: ReplicaOf = None,
     sync: Annotated[
         str | None, typer.Option(metavar="always|interval|never", help="When plain puts are answered. [always]")
     ] = None,
@@ -208,6 +213,7 @@ def broker(
       txmq broker --listen 127.0.0.1:0 --ready-file ready.txt
       txmq broker --config broker.toml --set sync_interval_ms=20
       txmq broker --config broker.toml --show-settings
+      txmq broker --data copy --listen 127.0.0.1:8124 --registry zk://127.0.0.1/prod --replica-of broker-1
       txmq broker init --tls-dev                     certificates for a first try
     """
     if context.invoked_subcommand is not None:
@@ -215,7 +221,7 @@ def broker(
             raise ConfigError(f"options stand behind the command: txmq broker {context.invoked_subcommand} --help")
         return
     named = {
-        "data": data, "listen": listen, "registry": registry, "sync": sync,
+        "data": data, "listen": listen, "registry": registry, "replica_of": replica_of, "sync": sync,
         "insecure_plaintext": insecure_plaintext or None, "insecure_anonymous": insecure_anonymous or None,
     }  # fmt: skip
     settings = load_settings(_read(config), os.environ, _flags(named, assignments or []))

@@ -157,6 +157,11 @@ class Partition:
         segment.max_timestamp_ms = max(segment.max_timestamp_ms, max_timestamp_ms)
         self.next_offset = next_offset
 
+    def await_publish(self) -> None:
+        """After ``redo``, if the end is published later, perhaps after others."""
+        segment = self.segments[-1]
+        self._pending.append((self.next_offset, segment.base_offset, segment.size_bytes))
+
     @property
     def history(self) -> LogHistory:
         """Which log its offsets count in."""

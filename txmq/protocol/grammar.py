@@ -91,8 +91,8 @@ _STREAMED = {b"offsets": "number", b"parts": "number", b"bytes": "long", b"crc":
 _STREAMED_MAX = {b"offsets": OFFSETS_SIZE_BYTES_MAX}
 _TABLE = (
     Verb(
-        b"hello", ("#protocol", "client"), {b"session": "session", b"home": "hex16"},
-        teaches="introduce a client; session=new|none|<hex>.<epoch>.<secret>",
+        b"hello", ("#protocol", "client"), {b"session": "session", b"home": "hex16", b"replica": "flag"},
+        teaches="introduce a client; session=new|none|<hex>.<epoch>.<secret>; replica: it may read a copy",
     ),
     Verb(b"end", ("##counter",), teaches="the session is over; counter: of its newest transaction, or 0: end 0 1"),
     Verb(b"meta", ("topic",), teaches="describe a topic, or all with *"),
@@ -195,6 +195,11 @@ _TABLE = (
     Verb(
         b"cluster", ("action",), {b"home": "text", b"reason": "text"},
         teaches="describe, homes: who leads what; retire: a home is lost for ever: cluster describe 1",
+    ),
+    Verb(
+        b"follow", ("home", "##lsn"),
+        {b"replica": "hex32", b"chain": "number", b"forced": "long", b"folded": "long", b"wait": "number"},
+        teaches="a piece of the home's journal, for a replica",
     ),
     Verb(
         b"auth", ("mechanism",), has_body=True, body_size_bytes_max=USER_SIZE_BYTES_MAX,

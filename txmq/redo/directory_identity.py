@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from txmq.errors import CorruptRecordError, StorageError
+from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
 from txmq.redo.checkpoint import DIRECTORY as CHECKPOINT_DIRECTORY
 from txmq.redo.journal_files import list_bases
 from txmq.runtime.ports import Clock, Disk, Random
@@ -64,6 +64,29 @@ def load_or_create(disk: Disk, random: Random, clock: Clock, cluster_id: int | N
         _write(disk, node)
     disk.sync_directory(_ROOT)  # also if an earlier process died between the rename and this
     return node
+
+
+def load_or_copy(disk: Disk, node: Node) -> Node:
+    """The identity of a copy: that of the home that it copies. The caller holds the lock.
+
+    Durability: synced when this returns.
+
+    Raises:
+        DirectoryInUseError: the directory is another home's.
+        CorruptRecordError, StorageError: as ``load_or_create``.
+    """
+    known = load(disk)
+    if known is None:
+        _refuse_orphans(disk)
+        _write(disk, node)
+        return node
+    if known[:2] != node[:2]:
+        raise DirectoryInUseError(
+            f"the data directory belongs to home {known.node_id:016x} of cluster {known.cluster_id:016x}, and not to "
+            f"{node.node_id:016x} of {node.cluster_id:016x}: give the replica one of its own with --data DIR"
+        )
+    disk.sync_directory(_ROOT)
+    return known
 
 
 def load(disk: Disk) -> Node | None:

@@ -125,7 +125,7 @@ class Journal:
             raise TooLargeError(f"{length} bytes in one journal record; at most {self.payload_size_bytes_max}")
         end = self.next_lsn + record_size(length)
         if end > self._end:
-            self._rotate(length)
+            self._rotate(length, FileHeader(self.epoch, self._end, self.node_id, 0, self.next_lsn, self.chain))
             end = self.next_lsn + record_size(length)
         record, crc = pack_record(kind, self.epoch, self.chain, self.next_lsn, self.durable_lsn, payload)
         crash_point("journal.append.before")
@@ -135,8 +135,55 @@ class Journal:
             self._fail(error)
             raise
         crash_point("journal.append.written")
-        self.chain, self.next_lsn = crc, Lsn(end)
+        self.next_lsn, self.chain = Lsn(end), crc  # in this order: see ``replica_feeds``
         return self.next_lsn
+
+    def append_verbatim(self, records: Buffer, chain: int, epoch: int) -> Lsn:
+        """Write records as another journal of this home has them; no sync.
+
+        Args:
+            records: one or more, whole. They were checked: they continue this journal, and its file has room for them.
+            chain, epoch: of the last one.
+
+        Returns:
+            ``next_lsn``. Durability: none before ``sync``.
+
+        Raises:
+            JournalFailedError: the disk failed; whether they are there is not known.
+        """
+        self._check()
+        end = self.next_lsn + len(records)
+        if end > self._end:
+            raise InvariantError(f"records up to lsn {end}, in a journal file that ends at {self._end}")
+        crash_point("journal.append.before")
+        try:
+            self._file.pwrite(records, self.next_lsn - self._base)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        crash_point("journal.append.written")
+        self.next_lsn, self.chain, self.epoch = Lsn(end), chain, max(self.epoch, epoch)
+        return self.next_lsn
+
+    def begin_verbatim(self, header: FileHeader) -> None:
+        """Go on in the next file, with the header and the size that it has in another journal of this home.
+
+        Durability: all before is forced, and the file's name, when this returns.
+
+        Raises:
+            JournalFullError: there is no room; the journal is as it was.
+            OSError: as ``append``.
+        """
+        self._check()
+        stated = (header.base_lsn, header.predecessor_end_lsn, header.predecessor_chain, header.node_id)
+        if stated != (self._end, self.next_lsn, self.chain, self.node_id):
+            raise InvariantError(f"the journal file of lsn {header.base_lsn} does not continue this journal")
+        self._rotate(0, header)
+
+    @property
+    def file_end_lsn(self) -> int:
+        """Where the file ends that is written, and the next one begins."""
+        return self._end
 
     def raise_epoch(self, epoch: int) -> None:
         """Give the records and files from now on a higher epoch, which a registry gave out.
@@ -247,16 +294,19 @@ class Journal:
         self._file.close()
         self._files.close()
 
-    def _rotate(self, payload_length: int) -> None:
-        """Force the file that is full and continue in the next one."""
+    def _rotate(self, payload_length: int, header: FileHeader) -> None:
+        """Force the file that is full and continue in the next one.
+
+        Args:
+            header: of the next one; size 0: whatever takes a payload of that length.
+        """
         if self._is_syncing:
             raise InvariantError("the journal begins a file while the last one is being synced")
         try:
-            if not self._files.has_spare(payload_length):
-                self._files.make_spare(is_written=False)
+            if not self._files.has_spare(payload_length, header.file_size_bytes):
+                self._files.make_spare(header.file_size_bytes, is_written=False)
             if self.durable_lsn != self.next_lsn:
                 self.sync()
-            header = FileHeader(self.epoch, self._end, self.node_id, 0, self.next_lsn, self.chain)
             file, size = self._files.begin(header, payload_length)
         except (JournalFullError, JournalFailedError):
             raise

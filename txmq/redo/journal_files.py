@@ -147,23 +147,25 @@ class JournalFiles:
 
     # --- the next file -----------------------------------------------------------------------------------------------
 
-    def has_spare(self, payload_length: int) -> bool:
-        """Whether a prepared file takes a payload of that length."""
-        return self._fitting(payload_length) is not None
+    def has_spare(self, payload_length: int, size_bytes: int = 0) -> bool:
+        """Whether a prepared file takes a payload of that length; with ``size_bytes``, one that is as long as that."""
+        return self._fitting(payload_length, size_bytes) is not None
 
-    def _fitting(self, payload_length: int) -> str | None:
-        spares = list(self._spares.items())
-        return next((path for path, size in spares if payload_length <= payload_size_max(size)), None)
+    def _fitting(self, payload_length: int, wanted_bytes: int) -> str | None:
+        for path, size in list(self._spares.items()):
+            if payload_length <= payload_size_max(size) and wanted_bytes in (0, size):
+                return path
+        return None
 
-    def make_spare(self, *, is_written: bool = True) -> None:
-        """Make a file of full size, written with zeros (or only reserved) and forced.
+    def make_spare(self, size_bytes: int = 0, *, is_written: bool = True) -> None:
+        """Make a file of full size, or of ``size_bytes``, written with zeros (or only reserved) and forced.
 
         Raises:
             JournalFullError: there is no room; nothing is left of it.
         """
-        path = self._next_spare_path()
-        self._make(path, self.settings.file_size_bytes, is_written=is_written)
-        self._spares[path] = self.settings.file_size_bytes
+        path, size = self._next_spare_path(), size_bytes or self.settings.file_size_bytes
+        self._make(path, size, is_written=is_written)
+        self._spares[path] = size
 
     def _make(self, path: str, size: int, *, is_written: bool) -> None:
         temporary = path + _TEMPORARY
@@ -196,7 +198,7 @@ class JournalFiles:
         """Turn a spare that takes ``payload_length`` into the journal's next file.
 
         Args:
-            header: its ``file_size_bytes`` is replaced by the spare's.
+            header: a ``file_size_bytes`` of 0 is replaced by the spare's; else the spare must have that size.
 
         Returns:
             the open file and its size. Durability: header, size and name are forced.
@@ -211,7 +213,7 @@ class JournalFiles:
         return begun
 
     def _rename_spare(self, header: FileHeader, payload_length: int) -> tuple[File, int]:
-        path = self._fitting(payload_length)
+        path = self._fitting(payload_length, header.file_size_bytes)
         if path is None:
             raise JournalFullError("no prepared journal file takes this record: free disk space")
         size = self._spares[path]

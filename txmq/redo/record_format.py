@@ -41,7 +41,7 @@ Record header, 48 bytes, then the payload, then zeros up to a multiple of 8::
     16  4  epoch of the writer's incarnation
     20  4  chain: CRC field of the record before (0 before the first)
     24  8  LSN of this record
-    32  8  durable LSN: everything below it was forced when this record was written
+    32  8  durable LSN: everything below it was forced when this record was written, on the disk of who wrote it
     40  4  reserved (0)
     44  4  CRC32C of bytes 0 to 43, continued over the payload
 """

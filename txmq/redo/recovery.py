@@ -65,7 +65,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -91,7 +91,6 @@ from txmq.redo.record_format import (
     RecordHeader,
     file_path,
     is_whole,
-    payload_size_max,
     record_size,
     unpack_file_header,
     unpack_record_header,
@@ -184,7 +183,14 @@ def _check_header(header: FileHeader | None, path: str, base_lsn: int, node_id: 
         )
 
 
-def read_records(file: File, header: FileHeader, cursor: Cursor, on_record: OnRecord) -> None:
+class Readable(Protocol):
+    """A journal file, or a piece of one."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Up to ``size`` bytes at ``position``; shorter only at its end."""
+
+
+def read_records(file: Readable, header: FileHeader, cursor: Cursor, on_record: OnRecord) -> None:
     """Hand over every group record from ``cursor.lsn`` on that continues the stream; the cursor ends after the last.
 
     One loop over plain tuples and local names: a generator of NamedTuples takes twice as long.
@@ -391,35 +397,39 @@ def decide(observation: Observation) -> Rule:
 
 def open_journal(
     disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, on_record: OnRecord,
-    file_size_bytes: int = FILE_SIZE_BYTES,
+    file_size_bytes: int = FILE_SIZE_BYTES, has_own_marks: bool = True,
 ) -> Journal:  # fmt: skip
     """``recover``, or ``create`` if there is no journal and none is expected (``from_lsn`` 0)."""
     settings = Settings(file_size_bytes)
     if from_lsn == 0 and not list_bases(disk):
-        return create(disk, node_id=node_id, settings=settings, epoch=epoch)
+        return create(disk, FileHeader(epoch, 0, node_id, 0, 0, 0), settings)
     return recover(
         disk, node_id=node_id, from_lsn=from_lsn, from_chain=from_chain, epoch=epoch, settings=settings,
-        on_record=on_record,
+        on_record=on_record, has_own_marks=has_own_marks,
     )  # fmt: skip
 
 
-def create(disk: Disk, *, node_id: int, settings: Settings, epoch: int = 1) -> Journal:
+def create(disk: Disk, header: FileHeader, settings: Settings) -> Journal:
     """Begin a journal at LSN 0. Durability: its first file is forced; a crash before leaves no journal.
+
+    Args:
+        header: of the first file; size 0: as the settings say.
 
     Raises:
         JournalFullError: there is no room.
     """
-    files = JournalFiles(disk, node_id, settings)
-    longest = payload_size_max(settings.file_size_bytes)
-    if not files.has_spare(longest):
-        files.make_spare()
-    file, size = files.begin(FileHeader(epoch, 0, node_id, 0, 0, 0), longest)
-    return Journal(files, file, Head(0, size, FILE_HEADER_SIZE, 0), epoch=epoch)
+    files = JournalFiles(disk, header.node_id, settings)
+    size = header.file_size_bytes or settings.file_size_bytes
+    if not files.has_spare(0, size):
+        files.make_spare(size)
+    file, size = files.begin(header._replace(file_size_bytes=size), 0)
+    return Journal(files, file, Head(0, size, FILE_HEADER_SIZE, 0), epoch=header.epoch)
 
 
 def recover(
-    disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, settings: Settings, on_record: OnRecord
-) -> Journal:
+    disk: Disk, *, node_id: int, from_lsn: Lsn, from_chain: int, epoch: int, settings: Settings, on_record: OnRecord,
+    has_own_marks: bool = True,
+) -> Journal:  # fmt: skip
     """Read the journal from a checkpoint on, repair its tail, and return it open for appending.
 
     Args:
@@ -428,6 +438,9 @@ def recover(
         epoch: of this incarnation; raised to one more than the highest epoch found.
         on_record: gets (LSN, end LSN, payload) of every group record, in order. May be called again with the same
             records by a later recovery.
+        has_own_marks: marks tell of this disk. Those of a copy (``Journal.append_verbatim``) tell of another one, so
+            they vouch for nothing here: the last file is cut at the first record that is not whole. What is cut comes
+            once more.
 
     Durability: a record is forced when it is handed to ``on_record``.
 
@@ -438,9 +451,11 @@ def recover(
     """
     finish_tail(disk, node_id)
     cursor = Cursor(from_lsn, from_chain, durable_lsn=from_lsn)
-    walk = Walk(disk, cursor, node_id=node_id, writable=True)
+    walk = Walk(disk, cursor, node_id=node_id, writable=True, has_own_marks=has_own_marks)
     try:
         rule = walk.run(lambda *_: None)
+        if not has_own_marks:
+            cursor.durable_lsn = from_lsn
         journal = _repaired(disk, walk, rule, max(epoch, cursor.highest_epoch + 1), settings)
         _hand_over(disk, walk.headers, Cursor(from_lsn, from_chain), on_record, journal.next_lsn)
         return journal
@@ -498,8 +513,10 @@ class Walk:
         headers: of the files walked through, this one's last.
     """
 
-    def __init__(self, disk: Disk, cursor: Cursor, *, node_id: int | None, writable: bool) -> None:
-        self.cursor = cursor
+    def __init__(
+        self, disk: Disk, cursor: Cursor, *, node_id: int | None, writable: bool, has_own_marks: bool = True
+    ) -> None:
+        self.cursor, self._has_own_marks = cursor, has_own_marks
         self._disk, self._node_id, self._writable = disk, node_id, writable
         self._bases = list_bases(disk)
         self.file, self.header = self._first()
@@ -569,7 +586,8 @@ class Walk:
         if following is not Next.NONE:
             return Observation(at, following, Mark.NONE), successor, Behind(False, -1, 0)
         behind = look_behind(self.file, self.header, lsn)
-        mark = Mark.FORCED if behind.durable_lsn > lsn else Mark.SILENT if behind.is_claimed else Mark.NONE
+        is_forced = behind.durable_lsn > lsn and self._has_own_marks
+        mark = Mark.FORCED if is_forced else Mark.SILENT if behind.is_claimed else Mark.NONE
         return Observation(at, following, mark), None, behind
 
     def _look_ahead(self) -> tuple[Next, tuple[File, FileHeader] | None]:

@@ -15,16 +15,17 @@ Invariants:
 * a directory that has a journal and no such file is refused.
 
 Layout: as ``node.json``: ``{"format": 1, "number": n, "incarnation": "<32 hex>", "pending": ["<32 hex>", ...],
-"crc32c": "<8 hex>"}``, the newest start last; then spaces up to ``SIZE_BYTES``.
+"catching_up": n, "crc32c": "<8 hex>"}``, the newest start last, ``catching_up`` in copies alone; then spaces up to
+``SIZE_BYTES``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from txmq.errors import CorruptRecordError
+from txmq.errors import ConfigError, CorruptRecordError
 from txmq.redo.checkpoint import DIRECTORY as CHECKPOINT_DIRECTORY
 from txmq.redo.directory_identity import FORMAT, encode_fields, read_fields
 from txmq.redo.journal_files import list_bases
@@ -43,13 +44,16 @@ class Replica(NamedTuple):
     """The identity of a directory among those of its home.
 
     Attributes:
-        number: 1 for the first, or only, one.
+        number: 1 for the first, or only, one; 0 for a copy, which has none.
         pending: starts that the registry may name and the journal has not; the newest is the last.
+        catching_up: the directory is a *copy*: from this lsn on, marks in its journal tell of the leader's disk, and
+            it leads nothing. None: it is not.
     """
 
     number: int
     incarnation: int
     pending: tuple[int, ...] = ()
+    catching_up: int | None = None
 
 
 def load_or_create(disk: Disk, random: Random) -> Replica:
@@ -70,6 +74,23 @@ def load_or_create(disk: Disk, random: Random) -> Replica:
     replica = Replica(1, random.bits(128))
     _write(disk, replica)
     return replica
+
+
+def load_or_create_copy(disk: Disk, random: Random) -> Replica:
+    """The identity of a copy; a directory without a journal becomes one. The caller holds the lock.
+
+    Durability: synced when this returns.
+
+    Raises:
+        ConfigError: the directory is a home's own.
+        CorruptRecordError, StorageError: as ``load_or_create``.
+    """
+    replica = load(disk)
+    if replica is None and not (list_bases(disk) or disk.list_directory(CHECKPOINT_DIRECTORY)):
+        _write(disk, Replica(0, random.bits(128), catching_up=0))
+    elif replica is not None and replica.catching_up is None:
+        raise ConfigError("the data directory is a home's own, no copy: give --replica-of another one with --data DIR")
+    return load_or_create(disk, random)
 
 
 def add_start(disk: Disk, start: int, led: Container[int] = ()) -> tuple[int, ...]:
@@ -107,14 +128,16 @@ def load(disk: Disk) -> Replica | None:
     if fields is None:
         return None
     pending = tuple(int(start, 16) for start in fields["pending"])
-    return Replica(fields["number"], int(fields["incarnation"], 16), pending)
+    return Replica(fields["number"], int(fields["incarnation"], 16), pending, fields.get("catching_up"))
 
 
 def _write(disk: Disk, replica: Replica) -> None:
-    fields = {
+    fields: dict[str, Any] = {
         "format": FORMAT, "number": replica.number, "incarnation": f"{replica.incarnation:032x}",
         "pending": [f"{start:032x}" for start in replica.pending],
     }  # fmt: skip
+    if replica.catching_up is not None:
+        fields["catching_up"] = replica.catching_up
     if not disk.exists(_SPARE):
         _make_spare(disk)
     file = disk.open(_SPARE)

@@ -19,13 +19,12 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from txmq.broker.commit.prepared_payloads import PayloadFiles
-from txmq.broker.commit.redo import Redo, restore
+from txmq.broker.commit.redo import Redo, RedoEffects, restore
 from txmq.broker.state.state import State
 from txmq.errors import CorruptRecordError, DirectoryInUseError, StorageError
-from txmq.log.partition import Partition
 from txmq.redo import checkpoint, directory_identity, inspect
 from txmq.runtime.os_disk import OSDisk
-from txmq.runtime.ports import Buffer, Disk
+from txmq.runtime.ports import Disk
 
 
 @contextmanager
@@ -73,16 +72,12 @@ def fold(disk: Disk) -> Folded:
     state = State(home=0 if node is None else node.node_id)
     lsn = _restore(disk, state)
     durable = {(each.topic_id, each.number): each.next_offset for each in state.all_partitions()}
-    redo = Redo(state, _write_nothing, {})
+    redo = Redo(state, RedoEffects(state))
     for record in inspect.dump(disk, from_lsn=lsn):
         if record.kind == "group":
             redo.record(record.payload)
     state.publish_recovered()
     return Folded(state, durable)
-
-
-def _write_nothing(_partition: Partition, _segment_base: int, _position: int, _data: Buffer) -> None:
-    pass
 
 
 def _restore(disk: Disk, state: State) -> int:

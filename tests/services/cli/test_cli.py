@@ -283,7 +283,7 @@ def test_every_item_of_the_figures_is_whole_in_json(broker: BrokerProcess) -> No
     assert (config["insecure_plaintext"], config["default_retention_ms"], config["in_flight_max"]) == (False, None, 8)
     assert (config["inline_sync_ms"], config["sync"]) == (1.0, "always")
     assert isinstance(lines, list)
-    assert len(lines) == 9
+    assert len(lines) == 10
 
 
 def test_version_is_an_option() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tools.images.check import comparable
-from tools.images.node import Answer, Client, Node
+from tools.images.node import Answer, Client, Node, Served
 from tools.images.requests import batch, part
 from tools.simulated.clock import START_MS
 from txmq.broker.cluster.cluster_view import RegistryState
@@ -490,7 +490,7 @@ class _Stage:
         own = "(waits)" if answer is None else self._told(answer, client, opaque)
         return [own, *self._arrivals()]
 
-    def _written(self, tokens: list[str], home: Node) -> tuple[list[str], bytes]:
+    def _written(self, tokens: list[str], home: Served) -> tuple[list[str], bytes]:
         """The words of a request, and its body."""
         contents = {token: self._content(token, home) for token in tokens if token[0] in "'{["}
         rows = next((content for token, content in contents.items() if token[0] == "'"), b"")
@@ -513,7 +513,7 @@ class _Stage:
                 self._closed.append(client)
         return found
 
-    def _content(self, token: str, home: Node) -> bytes:
+    def _content(self, token: str, home: Served) -> bytes:
         if token[0] == "'":
             quoted, _, times = token.rpartition("'")
             return self._resolve(ast.literal_eval(quoted + "'"), home).encode("latin-1") * int(times[1:] or "1")
@@ -530,7 +530,7 @@ class _Stage:
 
     # --- names ---
 
-    def _resolve(self, text: str, home: Node) -> str:
+    def _resolve(self, text: str, home: Served) -> str:
         text = text.replace("<db>", "resource=db uuid=<uuid:1> table=t")
         text = re.sub(r"<streamed:([\w.]+)>", lambda found: self._streamed_words(self._txid(found[1])), text)
         text = re.sub(r"<tx:([\w.]+)>", lambda found: self._txid(found[1]), text)
@@ -556,7 +556,7 @@ class _Stage:
     def _streamed_words(self, txid: str) -> str:
         return " ".join(f"{name}={number}" for name, number in stated(self._streamed[txid]).items())
 
-    def _named_text(self, text: str, node: Node) -> str:
+    def _named_text(self, text: str, node: Served) -> str:
         identities = {name: each.context.identity for name, each in self.world.nodes.items()}
         places = {f"{known.cluster:016x}-{known.node:016x}": name for name, known in identities.items()}
 
@@ -579,7 +579,7 @@ class _Stage:
             self._hexes.append(word)
         return f"<hex:{self._hexes.index(word) + 1}>"
 
-    def _time_name(self, time_ms: int, node: Node) -> str:
+    def _time_name(self, time_ms: int, node: Served) -> str:
         count = time_ms - node.state.saved.generation_floor
         if 1 <= count < GENERATIONS_NAMED:
             return f"<generation+{count}>"
@@ -612,20 +612,20 @@ class _Stage:
         partition = node.partition(topic, int(number))
         return " ".join(self._message(message, node) for message in node.messages(partition))
 
-    def _values(self, batches: bytes | bytearray, node: Node) -> str:
+    def _values(self, batches: bytes | bytearray, node: Served) -> str:
         found = []
         for raw in records.decode_raw(batches, "-", 0):
             found.append(f"@{raw.base_offset}")
             found += [self._message(message, node) for message in records.decode_batch(raw, "-", 0)]
         return " ".join(found)
 
-    def _half(self, half: DueHalf, node: Node) -> str:
+    def _half(self, half: DueHalf, node: Served) -> str:
         return f"{half.txid} attempt {half.attempt} age {half.age_ms} {self._parts(half.parts, node)}"
 
-    def _parts(self, parts: Iterable[tuple[str, int, bytearray]], node: Node) -> str:
+    def _parts(self, parts: Iterable[tuple[str, int, bytearray]], node: Served) -> str:
         return " ".join(f"{{{topic}/{number}: {self._values(content, node)}}}" for topic, number, content in parts)
 
-    def _message(self, message: Message, node: Node) -> str:
+    def _message(self, message: Message, node: Served) -> str:
         value = (message.value or b"").decode("latin-1")
         if value.strip("\0") == "" and value:
             value = f"*{len(value)}"

@@ -67,7 +67,7 @@ class _Open:
 
     def __init__(self, owner: Conversations, home: int) -> None:
         self._owner, self._world = owner, owner.home.world
-        self.conversation = InterbrokerConversation(
+        self.conversation: InterbrokerConversation[BranchAsk] = InterbrokerConversation(
             owner.node.context.identity, home, self._world.now, owner.node.context.random, owner.secret
         )
         self._link: HomeLink | None = None

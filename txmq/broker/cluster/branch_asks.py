@@ -54,6 +54,11 @@ class BranchAsk(NamedTuple):
     txid: str
     extensions: Mapping[str, str | None]
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of the request."""
+        return (self.txid,)
+
 
 class Look(NamedTuple):
     """One branch here, about which the home that decides must be asked.

@@ -9,15 +9,14 @@ Invariants:
     * with a secret nothing is asked, and no answer is believed, before both sides have proved to know it;
     * a conversation that failed stays failed: the caller closes it and begins another one;
     * the work that the other side asks for before it has proved anything is that of one login (2 ms);
-    * what the other side sends is bounded: an answer of more than ``ANSWER_SIZE_BYTES_MAX`` ends the conversation.
+    * what the other side sends is bounded: an answer that is too long ends the conversation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from txmq.broker.cluster.branch_asks import BranchAsk
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError, UnauthenticatedError
 from txmq.protocol import requests
@@ -36,19 +35,36 @@ _NONCE_BITS: Final = 192
 _UNAUTHENTICATED: Final = 401
 
 
-class BranchAnswer(NamedTuple):
+class HomeAsk(Protocol):
+    """A request to the leader of a home; the answer comes back under its number."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def verb(self) -> str: ...
+    @property
+    def arguments(self) -> tuple[str | int, ...]: ...
+    @property
+    def extensions(self) -> Mapping[str, str | None]: ...
+
+
+Ask = TypeVar("Ask", bound=HomeAsk)
+
+
+class HomeAnswer(NamedTuple, Generic[Ask]):
     """The answer to an ask."""
 
-    ask: BranchAsk
+    ask: Ask
     code: int
     body: bytes
 
 
-class InterbrokerConversation:
+class InterbrokerConversation(Generic[Ask]):
     """See the module's docstring.
 
     Args:
         secret: of the brokers of the cluster; empty: there are no users, and nobody proves anything.
+        answer_size_bytes_max: of an answer.
 
     Attributes:
         home: the other one.
@@ -59,31 +75,34 @@ class InterbrokerConversation:
         output: bytes to be sent; the caller takes them out.
     """
 
-    def __init__(self, identity: BrokerIdentity, home: int, now: float, random: Random, secret: str = "") -> None:
+    def __init__(
+        self, identity: BrokerIdentity, home: int, now: float, random: Random, secret: str = "",
+        answer_size_bytes_max: int = ANSWER_SIZE_BYTES_MAX,
+    ) -> None:  # fmt: skip
         self.home, self._cluster = home, identity.cluster
         self.secret, self.binding = secret, b""
         self._own, self._random = identity.node, random
         self._login: ScramAttempt | None = None
         self._is_proving = False
         self.output: list[bytes] = []
-        self._reader = AnswerReader(ANSWER_SIZE_BYTES_MAX)
+        self._reader = AnswerReader(answer_size_bytes_max)
         self.is_greeted = False
-        self._waiting: list[BranchAsk] = []  # for the greeting
-        self._asked: dict[bytes, BranchAsk] = {}
+        self._waiting: list[Ask] = []  # for the greeting
+        self._asked: dict[bytes, Ask] = {}
         self._heard = self._pinged = now
         self._is_pinging = False
         self._send("hello", _PROTOCOL, f"home-{identity.node:016x}", opaque=_HELLO, extensions={"home": f"{home:016x}"})
 
-    def ask(self, ask: BranchAsk) -> None:
+    def ask(self, ask: Ask) -> None:
         """One more."""
         if not self.is_greeted:
             self._waiting.append(ask)
             return
         opaque = b"%d" % ask.number
         self._asked[opaque] = ask
-        self._send(ask.verb, ask.txid, opaque=opaque, extensions=ask.extensions)
+        self._send(ask.verb, *ask.arguments, opaque=opaque, extensions=ask.extensions)
 
-    def received(self, data: bytes, now: float) -> list[BranchAnswer]:
+    def received(self, data: bytes, now: float) -> list[HomeAnswer[Ask]]:
         """Take in what was read.
 
         Raises:
@@ -104,7 +123,7 @@ class InterbrokerConversation:
                 ask = self._asked.pop(opaque, None)
                 if ask is None:
                     raise RemoteProtocolError(f"home {self.home:016x} answered {opaque!r}, which was not asked")
-                answers.append(BranchAnswer(ask, code, body))
+                answers.append(HomeAnswer(ask, code, body))
         return answers
 
     def tick(self, now: float) -> None:

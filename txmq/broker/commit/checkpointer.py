@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Final
 
-from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.commit_group import CommitGroup, ReceivedGroup
 from txmq.broker.commit.data_directory import PendingCheckpoint, Store
 from txmq.broker.commit.steps import Checkpoint, Release
 from txmq.config import BrokerSettings
@@ -113,6 +113,16 @@ class Checkpointer:
         self.pending = self._store.begin_checkpoint(self._core.state)
         self._phase = _Phase.TAKEN
         if is_again:
+            self._pin(self.pending)
+
+    def take_folded(self, group: ReceivedGroup) -> None:
+        """The leader took one at the end of this group, which is folded now, and nothing after it.
+
+        None is taken while another one is under way: the next will do.
+        """
+        if self.pending is None and group.end_lsn > self._store.checkpoint_lsn:
+            self._place = group.end_lsn, group.chain
+            self.pending = self._store.begin_checkpoint(self._core.state)
             self._pin(self.pending)
 
     def written(self, group: CommitGroup) -> None:

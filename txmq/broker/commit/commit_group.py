@@ -17,6 +17,8 @@ from txmq.model import Lsn
 from txmq.protocol.answers import Reply
 from txmq.protocol.requests import Request
 from txmq.redo import entries
+from txmq.redo.record_format import FileHeader
+from txmq.runtime.ports import Buffer
 
 Answer = tuple[ClientConnection, bytes, Reply]  # of which connection, to which opaque
 JOINED_SIZE_BYTES_MAX: Final = 256 << 10  # of bytes that are copied so as to be written at once
@@ -46,7 +48,7 @@ class Run:
         self.base_offset = self.next_offset = base_offset
         self.max_timestamp_ms = -1
         self.idempotent = False
-        self.buffers: list[bytes | bytearray] = []
+        self.buffers: list[Buffer] = []
 
     def add(self, batch: bytearray, count: int, max_timestamp_ms: int) -> None:
         """One more batch at the end."""
@@ -74,6 +76,7 @@ class CommitGroup:
         deleted: partitions whose files go once the record is durable.
         unlinked: segment files that retention drops once the record is durable.
         clock_ms: when the segments began that it begins; 0 if it begins none.
+        is_checkpointed: the leader took a checkpoint at its end (``ReceivedGroup``).
         end_lsn: where its record ends in the journal; ``NOT_WRITTEN`` before it is written.
     """
 
@@ -85,6 +88,7 @@ class CommitGroup:
         "end_lsn",
         "ended_barriers",
         "is_awaited",
+        "is_checkpointed",
         "items",
         "journaled_runs",
         "message_count",
@@ -113,7 +117,7 @@ class CommitGroup:
         self.deleted: list[Partition] = []
         self.unlinked: list[tuple[Partition, list[str]]] = []
         self.size_bytes = self.message_count = self.delayable = self.clock_ms = 0
-        self.needs_sync = self.is_awaited = False
+        self.needs_sync = self.is_awaited = self.is_checkpointed = False
         self.end_lsn = NOT_WRITTEN
 
     @property
@@ -183,7 +187,7 @@ class CommitGroup:
 
     def payload(self) -> bytes:
         """The record's payload. Runs' buffers are joined here and kept joined for the partition files."""
-        pieces: list[bytes | bytearray] = [entries.encode_clock(self.clock_ms)] if self.clock_ms else []
+        pieces: list[Buffer] = [entries.encode_clock(self.clock_ms)] if self.clock_ms else []
         for item in self.items:
             if isinstance(item, bytes):
                 pieces.append(item)
@@ -193,6 +197,27 @@ class CommitGroup:
             pieces.append(_run_header(item, len(joined)))
             pieces.append(joined)
         return b"".join(pieces)
+
+
+class ReceivedGroup(CommitGroup):
+    """Records that the leader of the home has sent to a replica: they go into its journal as they are.
+
+    Args:
+        begins: the header of the journal file that begins with them; None if they belong into the one that is written.
+        records: whole, one after the other; may be empty if a file begins.
+        chain, epoch: of the journal after them.
+        payloads: of those that are groups.
+    """
+
+    __slots__ = ("begins", "chain", "epoch", "payloads", "records")
+
+    def __init__(
+        self, begins: FileHeader | None, records: bytes, chain: int, epoch: int, payloads: list[bytes]
+    ) -> None:
+        super().__init__()
+        self.begins, self.records, self.chain, self.epoch = begins, records, chain, epoch
+        self.payloads = payloads
+        self.size_bytes, self.needs_sync = len(records), True
 
 
 def _run_header(run: Run, size: int) -> bytes:

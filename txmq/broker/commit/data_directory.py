@@ -30,26 +30,28 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.commit_group import CommitGroup, ReceivedGroup
 from txmq.broker.commit.prepared_payloads import PayloadFiles
-from txmq.broker.commit.redo import Redo, RedoSegments, restore
+from txmq.broker.commit.redo import Placed, Redo, RedoEffects, RedoSegments, restore
 from txmq.broker.commit.retention import Removals
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.state.frozen_state import FrozenState
 from txmq.broker.state.state import Limits, State
 from txmq.broker.state.transaction import Transaction
 from txmq.config import BrokerSettings
-from txmq.errors import ConfigError, InvariantError, JournalFullError, StorageError
+from txmq.errors import ConfigError, InvariantError, JournalFullError, StorageError, caused
 from txmq.log.file_cache import FileCache
 from txmq.log.partition import Partition, segment_base
 from txmq.model import Lsn, RetentionPolicy
 from txmq.redo import checkpoint, directory_identity, entries, recovery, replica_identity
 from txmq.redo.journal import Journal
+from txmq.redo.journal_files import Settings as JournalSettings
 from txmq.redo.journal_files import list_bases, size_bytes
+from txmq.redo.record_format import FileHeader
 from txmq.runtime.crashpoints import crash_point
-from txmq.runtime.ports import Buffer, Clock, Disk, Lock, Random
+from txmq.runtime.ports import Clock, Disk, Lock, Random
 
 _NOT_PINNED = Lsn(0)
 _SHOWN_MAX = 10
@@ -88,6 +90,7 @@ class Recovered:
     """A data directory that is open, and its journal folded.
 
     Attributes:
+        incarnation: of the directory.
         records, journal_bytes: that were folded.
     """
 
@@ -97,6 +100,7 @@ class Recovered:
     records: int
     journal_bytes: int
     notes: list[str]
+    incarnation: int = 0
 
     def make_known(self) -> list[int]:
         """Before the registry may hear of this start: the next one shows it, whatever becomes of this.
@@ -148,6 +152,7 @@ class Store:
         unapplied_bytes: of groups that are held up.
         lacking: why groups are held up; None if none is.
         journal_lacking: why the journal waits; None if it does not.
+        kept_from: replicas need the journal from here on; None if there are none.
 
     Thread safety: calls of four kinds may run at the same time: one that changes the journal (``write``, ``force``,
     ``end_checkpoint``), one that applies, one of a checkpoint's two (``sync_files``, ``write_checkpoint``) or of
@@ -168,6 +173,7 @@ class Store:
         self.lacking: OSError | None = None
         self.journal_lacking: OSError | None = None
         self.checkpoint_lsn = checkpoint_lsn
+        self.kept_from: Lsn | None = None
 
     # --- the path of a group -----------------------------------------------------------------------------------------
 
@@ -175,6 +181,8 @@ class Store:
         """Append the group's record. Durability: none before ``force``."""
         if group.items:
             _append(self.journal, group.payload())
+        elif isinstance(group, ReceivedGroup):
+            _append_received(self.journal, group)
 
     def force(self) -> None:
         """Force everything written. Durability: all records so far are on disk when this returns."""
@@ -307,7 +315,10 @@ class Store:
 
     def end_checkpoint(self, pending: PendingCheckpoint) -> None:
         """Release what the two kept checkpoints do not need."""
-        self.journal.release(checkpoint.oldest_kept_lsn(self.disk))
+        lsn = checkpoint.oldest_kept_lsn(self.disk)
+        if self.kept_from is not None:
+            lsn = min(lsn, max(self.kept_from, Lsn(self.journal.next_lsn - self.settings.replica_journal_bytes_max)))
+        self.journal.release(lsn)
         self._payloads.release({*pending.filed[2::3], pending.lsn})
         crash_point("checkpoint.released")
 
@@ -318,9 +329,22 @@ class Store:
         self._lock.release()
 
 
+class Joins(NamedTuple):
+    """The cluster that a directory joins, and the home of it that it copies.
+
+    Attributes:
+        copied_home: None: it is a home of its own.
+        first_file: the header of the first file of that home's journal; None for a directory that has a journal.
+    """
+
+    cluster: int
+    copied_home: int | None = None
+    first_file: FileHeader | None = None
+
+
 def open_store(
     disk: Disk, clock: Clock, random: Random, settings: BrokerSettings, *, is_member: bool = False,
-    cluster_id: int | None = None, files_lock: AbstractContextManager[Any] | None = None,
+    joins: Joins | None = None, files_lock: AbstractContextManager[Any] | None = None,
     on_progress: Callable[[str], None] = lambda _text: None,
 ) -> Recovered:  # fmt: skip
     """Open (or create) a data directory and recover it.
@@ -331,25 +355,43 @@ def open_store(
 
     Args:
         is_member: the broker has a registry.
-        cluster_id: of the cluster that an empty directory joins; None draws one.
+        joins: what an empty directory joins; None: it is alone. A copy leads nothing.
 
     Raises:
-        DirectoryInUseError: another process holds it.
-        ConfigError: the directory belongs to a cluster, and the broker has no registry.
+        DirectoryInUseError: another process holds it; or it is another home's.
+        ConfigError: the directory belongs to a cluster, and the broker has no registry; or it is a copy, and must not
+            be, or the reverse.
         CorruptRecordError: damage that a torn tail does not explain; nothing was changed.
         OSError, JournalFullError: for want of space or descriptors (``is_lacking``) the same call may be repeated.
     """
     lock = disk.lock(directory_identity.LOCK_PATH)
     try:
-        node = directory_identity.load_or_create(disk, random, clock, cluster_id)
-        replica = replica_identity.load_or_create(disk, random)
+        is_copy = joins is not None and joins.copied_home is not None
+        if joins is not None and joins.copied_home is not None:
+            replica = replica_identity.load_or_create_copy(disk, random)
+            node = directory_identity.load_or_copy(
+                disk, directory_identity.Node(joins.cluster, joins.copied_home, clock.now_ms())
+            )
+            if joins.first_file is not None and not list_bases(disk):
+                recovery.create(disk, joins.first_file, JournalSettings(joins.first_file.file_size_bytes)).close()
+        else:
+            _refuse_copy(disk)
+            cluster = None if joins is None else joins.cluster
+            node = directory_identity.load_or_create(disk, random, clock, cluster)
+            replica = replica_identity.load_or_create(disk, random)
         start = random.bits(replica_identity.START_BITS)
         return _Opening(disk, node, replica, clock, settings, files_lock or nullcontext(), on_progress).run(
-            lock, start, is_member=is_member
+            lock, start, is_member=is_member or is_copy
         )
     except BaseException:
         lock.release()
         raise
+
+
+def _refuse_copy(disk: Disk) -> None:
+    replica = replica_identity.load(disk)
+    if replica is not None and replica.catching_up is not None:
+        raise ConfigError("the data directory is a copy of a home, which may lack messages: start it with --replica-of")
 
 
 class _Opening:
@@ -358,11 +400,11 @@ class _Opening:
         settings: BrokerSettings, files_lock: AbstractContextManager[Any], on_progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._disk, self._clock, self._settings, self._on_progress = disk, clock, settings, on_progress
-        self._node, self._replica = node, replica
+        self._node, self._replica, self._is_copy = node, replica, replica.catching_up is not None
         self._files = FileCache(disk, settings.open_files_max, lock=files_lock)
         self._state = State(home=self._node.node_id)
         self._touched: dict[Partition, None] = {}
-        self._redoing = Redo(self._state, self._rewrite, self._touched)
+        self._redoing = Redo(self._state, _Rewriting(self._state, self._rewrite, self._touched))
         self._redo_segments = RedoSegments(self._files)
         self._rewritten: dict[str, bool] = {}  # segment files, and whether their beginning is there
         self._notes: list[str] = []
@@ -392,7 +434,9 @@ class _Opening:
         self._state.publish_recovered()
         name = self._settings.broker_name or f"{self._node.node_id:016x}"
         who = BrokerIdentity(self._node.cluster_id, self._node.node_id, name, self._replica.number, start)
-        return Recovered(who, self._state, store, self._records, self._bytes, self._notes)
+        return Recovered(
+            who, self._state, store, self._records, self._bytes, self._notes, self._replica.incarnation
+        )  # fmt: skip
 
     def _recover_journal(self) -> Journal:
         newest, note = checkpoint.load_newest(self._disk, node_id=self._node.node_id)
@@ -409,6 +453,7 @@ class _Opening:
         return recovery.open_journal(
             self._disk, node_id=self._node.node_id, from_lsn=lsn, from_chain=chain, epoch=epoch + 1,
             file_size_bytes=self._settings.journal_file_size_bytes, on_record=self._redo,
+            has_own_marks=not self._is_copy,
         )  # fmt: skip
 
     def _refuse_orphans(self) -> None:
@@ -426,11 +471,11 @@ class _Opening:
         if self._records % 1000 == 0:
             self._on_progress(f"{self._records} journal records redone")
 
-    def _rewrite(self, partition: Partition, segment_base: int, position: int, data: Buffer) -> None:
-        path = partition.segment_path(segment_base)
+    def _rewrite(self, placed: Placed) -> None:
+        path = placed.partition.segment_path(placed.segment_base)
         if path not in self._rewritten:
-            self._rewritten[path] = position == 0 or self._disk.exists(path)
-        self._redo_segments.write(path, position, data)
+            self._rewritten[path] = placed.position == 0 or self._disk.exists(path)
+        self._redo_segments.write(path, placed.position, placed.data)
 
     def _clean_up(self, store: Store) -> None:
         """Finish what a crash cut off between a journaled log start or deletion and its unlinks."""
@@ -439,7 +484,7 @@ class _Opening:
         for partition in self._state.partitions.values():
             below_start[partition], more = self._unknown_segments(partition)
             unknown += more
-        if unknown:
+        if unknown and not self._is_copy:  # a copy may have been cut: what is missing in its journal comes again
             raise StorageError(_more_than_the_journal(unknown))
         for directory in deleted:
             store.removals.drop_topic(directory)
@@ -493,12 +538,43 @@ class _Opening:
             return False
 
 
+class _Rewriting(RedoEffects):
+    """Of a start: bytes go into the files again, and files that are let go of are looked for at its end."""
+
+    def __init__(self, state: State, rewrite: Callable[[Placed], None], touched: dict[Partition, None]) -> None:
+        super().__init__(state)
+        self._rewrite, self._touched = rewrite, touched
+
+    def placed(self, placed: Placed) -> None:
+        self._rewrite(placed)
+        self._touched[placed.partition] = None
+
+    def log_start_moved(self, partition: Partition, _dropped: list[int]) -> None:
+        self._touched[partition] = None  # its files below may still be there
+
+
 def _more_than_the_journal(unknown: list[str]) -> str:
     shown = ", ".join(unknown[:_SHOWN_MAX]) + (f" and {len(unknown) - _SHOWN_MAX} more" * (len(unknown) > _SHOWN_MAX))
     return (
         f"log/ holds messages that journal/ and checkpoint/ do not know: {shown}. Either these two are older than log/ "
         "(put all three back as they were at one time), or the journal's end is damaged (docs/operations.md)"
     )
+
+
+def _append_received(journal: Journal, group: ReceivedGroup) -> None:
+    """Append what the leader has sent.
+
+    Raises:
+        OSError: there is no room, or no descriptor, for the file that it begins; the same call may be repeated.
+    """
+    if group.begins is not None:
+        try:
+            journal.begin_verbatim(group.begins)
+        except JournalFullError as error:
+            raise caused(OSError(errno.ENOSPC, str(error)), error) from error
+        group.begins = None
+    if group.records:
+        journal.append_verbatim(group.records, group.chain, group.epoch)
 
 
 def _append(journal: Journal, payload: bytes) -> None:

@@ -28,7 +28,8 @@ before that end is in the partition files.
 Invariants:
     * append, sync, answer: an answer that tells of durable things is released when its record is *stable*, a relaxed
       one when it is written;
-    * a broker that does not lead its home yet writes nothing to the journal;
+    * a broker that does not lead its home writes nothing of its own to the journal: a replica what its leader sends
+      (``ReceivedGroup``), and its checkpoints belong where the leader took some;
     * the loop waits for no disk but for short syncs of the journal: ``thread`` of each step; what threads cannot keep
       up with holds back the next group;
     * files that applied groups let go of are removed before the next checkpoint;
@@ -51,7 +52,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from txmq.broker.commit.checkpointer import Checkpointer
-from txmq.broker.commit.commit_group import CommitGroup
+from txmq.broker.commit.commit_group import CommitGroup, ReceivedGroup
 from txmq.broker.commit.data_directory import PendingCheckpoint, Store, is_lacking
 from txmq.broker.commit.journal_schedule import CommitDelay, JournalThread, SyncSchedule
 from txmq.broker.commit.steps import (
@@ -180,8 +181,8 @@ class CommitPipeline:
 
         What else can make something due sets ``_look_at`` to 0, or is asked for in ``next_step`` itself.
         """
-        is_free = self._journal_step is None and self._sync_step is None and self._core.is_leading
-        if is_free and self._checkpoints.pending is None and self._checkpoints.is_due(now):
+        is_free = self._journal_step is None and self._sync_step is None
+        if is_free and self._core.is_leading and self._checkpoints.pending is None and self._checkpoints.is_due(now):
             self._take_checkpoint(now)
         if (upkeep := self._upkeep.next_step(now, prepares=not self.is_stopping)) is not None:
             return upkeep
@@ -305,7 +306,7 @@ class CommitPipeline:
         """The step in the journal that goes before the next group."""
         if (release := self._checkpoints.next_release()) is not None:
             self._journal_step = release
-        elif self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now)):
+        elif self._core.is_leading and (self._is_mark_wanted or (not self._is_marked and self._is_mark_due(now))):
             self._journal_step = Mark(self._store)
         elif self._unstable and (self.is_stopping or self._sync_schedule.is_due(now, self._unstable[-1])):
             self._sync_schedule.began()
@@ -384,6 +385,9 @@ class CommitPipeline:
             self._stable.append(group)
             self._stable_bytes += group.size_bytes
             self._stable_runs += len(group.placed)
+            if group.is_checkpointed and isinstance(group, ReceivedGroup):
+                self._checkpoints.take_folded(group)
+                self._look_at = 0.0
         if is_all or not unstable:
             self._sync_schedule.began()
 

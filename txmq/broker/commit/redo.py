@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from txmq.broker.commit.prepared_payloads import PayloadFiles
 from txmq.broker.state import principals
@@ -30,6 +29,7 @@ from txmq.broker.state.session import ROLLED_BACK, BrokerSession, CommittedParts
 from txmq.broker.state.spark_queries import Queries
 from txmq.broker.state.state import Limits, Places, State
 from txmq.broker.state.transaction import PreparedPart, Transaction, TransactionState
+from txmq.broker.state.visibility import VisibilityBarrier
 from txmq.errors import StorageError
 from txmq.log import batch as batches
 from txmq.log.file_cache import FileCache
@@ -39,9 +39,6 @@ from txmq.redo.checkpoint import Checkpoint
 from txmq.runtime.ports import Buffer
 
 GATHERED_BYTES_MAX: Final = 64 << 20  # as much as there is journal between two checkpoints, by default
-Write = Callable[
-    [Partition, int, int, bytes | bytearray | memoryview], None
-]  # (partition, segment base, position, bytes)
 _BATCH = struct.Struct(">8xi5xI22xqhii")  # length, crc, producer id, epoch, sequence, count of a batch header
 
 
@@ -158,16 +155,49 @@ def _joined(pieces: list[tuple[int, Buffer]]) -> list[tuple[int, Buffer]]:
     return [(position, b"".join(buffers)) for position, buffers in found]
 
 
+class Placed(NamedTuple):
+    """Batches that a record places: ``data`` belongs at ``position`` of a segment."""
+
+    partition: Partition
+    segment_base: int
+    position: int
+    base_offset: int
+    data: Buffer
+
+
+class RedoEffects:
+    """What records ask for beside the state. This class: nobody reads, and nobody looks into files, before the end."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def placed(self, placed: Placed) -> None:
+        """The partition has moved; bytes belong into its file."""
+
+    def log_start_moved(self, partition: Partition, dropped: list[int]) -> None:
+        """Segments, by their base offsets, are below the log start now."""
+
+    def user_removed(self, user: str) -> None:
+        """Connections in that name are nobody's from now on."""
+
+    def deleted(self, partitions: list[Partition]) -> None:
+        """A topic was deleted."""
+        for partition in partitions:
+            self._state.decisions.barriers.drop(partition)
+
+    def ended(self, barrier: VisibilityBarrier) -> None:
+        """Readers may see the messages of a decision."""
+        self._state.decisions.barriers.applied({}, [barrier])
+
+    def checkpoint(self) -> None:
+        """The leader took a checkpoint at the end of this record."""
+
+
 class Redo:
-    """See the module's docstring.
+    """See the module's docstring."""
 
-    Args:
-        write: rewrites bytes in a partition's file.
-        touched: gathers the partitions that moved.
-    """
-
-    def __init__(self, state: State, write: Write, touched: dict[Partition, None]) -> None:
-        self._state, self._write, self._touched = state, write, touched
+    def __init__(self, state: State, effects: RedoEffects) -> None:
+        self._state, self._effects = state, effects
         self._clock_ms = 0  # of the record
 
     def record(self, payload: bytes | memoryview) -> None:
@@ -184,12 +214,11 @@ class Redo:
         partition = self._state.partition(run.topic_id, run.partition)
         if partition is None:
             return
-        self._write(partition, run.segment_base, run.position, run.batches)
         partition.redo(
             run.segment_base, run.position, run.base_offset, run.next_offset, run.max_timestamp_ms, len(run.batches),
             self._clock_ms,
         )  # fmt: skip
-        self._touched[partition] = None
+        self._effects.placed(Placed(partition, run.segment_base, run.position, run.base_offset, run.batches))
         if flags & entries.FLAG_IDEMPOTENT:
             self._redo_sequences(partition, run.batches, run.base_offset)
 
@@ -231,7 +260,7 @@ class Redo:
         elif kind in (entries.TOKEN_DRAWN, entries.OUTBOX_CHAIN):
             self._redo_database(kind, json.loads(bytes(body)))
         elif kind in principals.KINDS:
-            self._state.principals.fold(kind, json.loads(bytes(body)))
+            self._redo_principals(kind, json.loads(bytes(body)))
         elif kind == entries.ROLLED_BACK:
             settled = entries.decode_rolled_back(body)
             self._state.settle(settled.session, settled.counter, settled.floor, ROLLED_BACK)
@@ -244,21 +273,29 @@ class Redo:
         elif kind == entries.TOPIC:
             self._state.redo_topic(json.loads(bytes(body)))
         elif kind == entries.TOPIC_DELETED:
-            for removed in self._state.delete_topic(entries.decode_topic_deleted(body)):
-                self._state.decisions.barriers.drop(removed)
+            self._effects.deleted(self._state.delete_topic(entries.decode_topic_deleted(body)))
         elif kind == entries.LOG_START:
-            moved = entries.decode_log_start(body)
-            partition = self._state.partition(moved.topic_id, moved.partition)
-            if partition is not None:
-                partition.set_log_start(moved.offset)
-                self._touched[partition] = None  # its files below may still be there
+            self._redo_log_start(entries.decode_log_start(body))
         elif kind == entries.CHECKPOINT:
-            pass  # who follows takes one here; a restart has what was taken
+            self._effects.checkpoint()
         elif kind == entries.LED:
             self._redo_led(json.loads(bytes(body)))
         elif kind == entries.HOME_RETIRED:
             fields = json.loads(bytes(body))
             self._state.registration.retired[int(fields["home"], 16)] = fields["reason"]
+
+    def _redo_log_start(self, moved: entries.LogStart) -> None:
+        partition = self._state.partition(moved.topic_id, moved.partition)
+        if partition is not None:
+            before = [segment.base_offset for segment in partition.segments]
+            partition.set_log_start(moved.offset)
+            kept = {segment.base_offset for segment in partition.segments}
+            self._effects.log_start_moved(partition, [base for base in before if base not in kept])
+
+    def _redo_principals(self, kind: int, fields: dict[str, Any]) -> None:
+        if kind == entries.USER_REMOVED:
+            self._effects.user_removed(fields["user"])
+        self._state.principals.fold(kind, fields)
 
     def _redo_led(self, fields: dict[str, Any]) -> None:
         epoch, known = fields["epoch"], fields["format"]
@@ -305,21 +342,21 @@ class Redo:
         elif kind == entries.COMPLETED:
             decided = self._state.complete(name, fields["uuid"], fields["fact"])
             if decided is not None:
-                decisions.barriers.applied({}, [decided.barrier])
+                self._effects.ended(decided.barrier)
         elif kind == entries.HEURISTIC:
             decisions.record(name, fields["fact"])
         else:
             decisions.forget(name)
 
     def _redo_shown(self, kind: int, name: Name, fact: dict[str, Any] | None) -> None:
-        barriers, decided = self._state.decisions.barriers, self._state.decisions.incomplete.get(name)
+        decided = self._state.decisions.incomplete.get(name)
         if decided is not None:
-            barriers.applied({}, [decided.barrier])
+            self._effects.ended(decided.barrier)
             self._state.may_load(decided)
             return
         part = self._state.show_part(name) if kind == entries.SHOWN else self._state.report_part(name, fact)
         if part is not None and part.barrier is not None:
-            barriers.applied({}, [part.barrier])
+            self._effects.ended(part.barrier)
 
     def _redo_group(self, kind: int, fields: dict[str, Any]) -> None:
         if kind == entries.SAVED:
@@ -363,12 +400,11 @@ class Redo:
                 continue
             part = _part_of(transaction, entry, place.part)
             batches.stamp(part.batch, place.topic_id, place.partition, place.base_offset, part.crc)
-            self._write(partition, place.segment_base, place.position, part.batch)
             partition.redo(
                 place.segment_base, place.position, place.base_offset, place.base_offset + place.count,
                 part.max_timestamp_ms, len(part.batch), self._clock_ms,
             )  # fmt: skip
-            self._touched[partition] = None
+            self._effects.placed(Placed(partition, place.segment_base, place.position, place.base_offset, part.batch))
         return tuple((p.topic_id, p.partition, p.base_offset, p.count) for p in entry.placements), places
 
 

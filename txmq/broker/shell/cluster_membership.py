@@ -6,7 +6,7 @@ their order, and reads users, map and homes again when a listener was called, wh
 every ``REFRESH_S``. Each time it also announces the leader: with the session in which it was announced gone, that makes
 the node anew; else it changes nothing. So no lost event costs more than ``REFRESH_S``.
 
-kazoo is imported here, by ``ClusterMembership``: a broker that is alone does without.
+kazoo is imported here, by ``connect``: a broker that is alone does without.
 
 Invariants:
     * the core is called through ``post`` only, which hands calls to the core's thread in their order;
@@ -318,7 +318,6 @@ class ClusterMembership:
 
     def __init__(self, settings: BrokerSettings, disk: OSDisk, clock: Clock, random: Random) -> None:
         self._settings, self._disk, self._clock, self._random = settings, disk, clock, random
-        self._ensemble = parse_ensemble(settings.registry)
         self.address = without_secret(settings.registry)
         self._session_timeout_s = settings.registry_session_timeout_ms / 1000
         self._connected: Connected | None = None
@@ -373,12 +372,22 @@ class ClusterMembership:
 
     def _connect(self) -> Connected:
         if self._connected is None:
-            from txmq.registry.zookeeper.kazoo_session import KazooSession
-            from txmq.registry.zookeeper.registry import ZooKeeperRegistry
-
-            session = KazooSession(
-                self._ensemble.hosts, session_timeout_ms=self._settings.registry_session_timeout_ms,
-                call_timeout_ms=CALL_TIMEOUT_MS, credentials=self._ensemble.credentials, tls=self._ensemble.tls,
-            )  # fmt: skip
-            self._connected = Connected(ZooKeeperRegistry(session, self._ensemble.chroot), session)
+            self._connected = connect(self._settings)
         return self._connected
+
+
+def connect(settings: BrokerSettings) -> Connected:
+    """Open the registry that the settings name.
+
+    Raises:
+        RegistryAwayError: it does not answer.
+    """
+    from txmq.registry.zookeeper.kazoo_session import KazooSession
+    from txmq.registry.zookeeper.registry import ZooKeeperRegistry
+
+    ensemble = parse_ensemble(settings.registry)
+    session = KazooSession(
+        ensemble.hosts, session_timeout_ms=settings.registry_session_timeout_ms, call_timeout_ms=CALL_TIMEOUT_MS,
+        credentials=ensemble.credentials, tls=ensemble.tls,
+    )  # fmt: skip
+    return Connected(ZooKeeperRegistry(session, ensemble.chroot), session)

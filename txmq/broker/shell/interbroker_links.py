@@ -16,7 +16,7 @@ from typing import Final, cast
 
 from txmq.addresses import split_address
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.cluster.interbroker_conversation import BranchAnswer, InterbrokerConversation
+from txmq.broker.cluster.interbroker_conversation import HomeAnswer, InterbrokerConversation
 from txmq.broker.core import Core
 from txmq.errors import TxmqError
 from txmq.protocol.certificates import end_point
@@ -101,7 +101,7 @@ class InterbrokerLinks:
                 log.warning("branches wait for another home", home=f"{home:016x}", reason=reason)
         link.close()
 
-    def answered(self, link: _HomeLink, answers: Iterable[BranchAnswer]) -> None:
+    def answered(self, link: _HomeLink, answers: Iterable[HomeAnswer[BranchAsk]]) -> None:
         """A home has answered."""
         self.core.context.now_ms = self.clock.now_ms()
         if link.conversation.is_greeted:
@@ -124,7 +124,7 @@ class _HomeLink(asyncio.Protocol):
     def __init__(self, links: InterbrokerLinks, home: int) -> None:
         self._links = links
         context = links.core.context
-        self.conversation = InterbrokerConversation(
+        self.conversation: InterbrokerConversation[BranchAsk] = InterbrokerConversation(
             context.identity, home, links.clock.monotonic(), context.random, links.secret
         )
         self._transport: asyncio.Transport | None = None

@@ -193,10 +193,13 @@ def _publish_queries(registry: Registry, who: JoiningHome) -> None:
             crash_point("registry.query_published")
 
 
-def until_answered(step: Callable[[], _T], clock: Clock, pause: Pause, in_use_s: float) -> _T:
+def until_answered(
+    step: Callable[[], _T], clock: Clock, pause: Pause, in_use_s: float, *, waits_for: str = "the registry"
+) -> _T:  # fmt: skip
     """The result of ``step``, tried again while the registry is away, and while the process before this one is there.
 
     Args:
+        waits_for: for the log.
         pause: waits for so many seconds, or raises to end this.
         in_use_s: how long another leader of the home is waited for; its session must expire by then.
 
@@ -213,7 +216,7 @@ def until_answered(step: Callable[[], _T], clock: Clock, pause: Pause, in_use_s:
                 raise
             if now - told_at >= TELL_S:
                 told_at = now
-                log.warning("waits for the registry", reason=str(error))
+                log.warning(f"waits for {waits_for}", reason=str(error))
         pause(RETRY_S)
 
 

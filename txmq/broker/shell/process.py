@@ -8,19 +8,24 @@ import errno
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from txmq.addresses import TlsFiles, join_address, split_address
 from txmq.broker.cluster.cluster_view import ClusterView
-from txmq.broker.commit.data_directory import Recovered, is_lacking, open_store
+from txmq.broker.commit.data_directory import Joins, Recovered, is_lacking, open_store
 from txmq.broker.core import Core
+from txmq.broker.following_core import FollowingCore
 from txmq.broker.shell.cluster_membership import ClusterMembership
 from txmq.broker.shell.first_administrator import introduce
+from txmq.broker.shell.leader_link import LeaderLink, Peer
+from txmq.broker.shell.replica_membership import ReplicaMembership
 from txmq.broker.shell.server import Server
 from txmq.broker.shell.tls_transport import BrokerTls
 from txmq.config import BrokerSettings
 from txmq.errors import ConfigError, JournalFullError
+from txmq.registry.cluster_metadata import HomeEntry
 from txmq.runtime import os_process
 from txmq.runtime.clocks import OSClock, OSRandom, SteadyClock
 from txmq.runtime.logging import get_logger
@@ -52,12 +57,19 @@ def run(settings: BrokerSettings, *, ready_file: Path | None = None) -> int:
     settings, backlog = _within_descriptors(settings)
     collect_young_only()
     clock, random, disk = SteadyClock(OSClock()), OSRandom(), _data_directory(settings.data)
-    membership = ClusterMembership(settings, disk, clock, random) if settings.registry else None
-    cluster_id = membership.take_cluster() if membership else None
+    membership: ClusterMembership | ReplicaMembership | None = None
+    joins: Joins | None = None
+    if settings.replica_of:
+        membership = replica = ReplicaMembership(settings, disk, clock, random, None if tls is None else tls.to_brokers)
+        joins = replica.joins()
+    elif settings.registry:
+        membership = member = ClusterMembership(settings, disk, clock, random)
+        cluster = member.take_cluster()
+        joins = None if cluster is None else Joins(cluster)
     started = clock.monotonic()
     recovered = _when_there_is_room(clock, lambda: open_store(
         disk, clock, random, settings, is_member=membership is not None,
-        cluster_id=cluster_id, files_lock=threading.Lock(),
+        joins=joins, files_lock=threading.Lock(),
         on_progress=lambda text: log.info("recovering", progress=text),
     ))  # fmt: skip
     log.info(
@@ -133,10 +145,9 @@ def _why_not_listening(address: str, error: OSError) -> str:
 
 async def _serve(
     recovered: Recovered, settings: BrokerSettings, clock: SteadyClock, backlog: int, ready_file: Path | None,
-    membership: ClusterMembership | None, tls: BrokerTls | None,
+    membership: ClusterMembership | ReplicaMembership | None, tls: BrokerTls | None,
 ) -> int:  # fmt: skip
-    view = None if membership is None else ClusterView(membership.address)
-    core = Core(recovered.identity, settings, recovered.state, clock.now_ms(), OSRandom(), cluster=view)
+    core = _core(recovered, settings, clock, membership)
     server = Server(core, recovered.store, settings, clock, tls)
     path = settings.first_administrator if membership is None else ""  # else the cluster gets it, if it has no users
     if path and (name := introduce(core.context, path)):
@@ -158,15 +169,18 @@ async def _serve(
 
     def refused(reason: Exception) -> None:
         refusals.append(reason)
-        if core.context.is_serving:
+        if core.context.is_serving or core.context.leads_never:
             server.fail(reason)
         else:
             stopping.set()
 
     if membership is None:
         serves()
-    else:
+    elif isinstance(membership, ClusterMembership):
         membership.start(server, recovered, advertised, serves, refused)
+    else:
+        _follow(server, recovered, membership, tls, refused)
+        serves()
     failure = await _stopped(server, stopping)
     if membership is not None:
         membership.stop()
@@ -177,6 +191,40 @@ async def _serve(
     if refusals:
         raise refusals[0]
     return 0 if failure is None else 1
+
+
+def _core(
+    recovered: Recovered, settings: BrokerSettings, clock: Clock,
+    membership: ClusterMembership | ReplicaMembership | None,
+) -> Core:  # fmt: skip
+    view = None if membership is None else ClusterView(membership.address)
+    who, state, now_ms = recovered.identity, recovered.state, clock.now_ms()
+    if isinstance(membership, ReplicaMembership) and view is not None:
+        return FollowingCore(who, settings, state, now_ms, OSRandom(), view)
+    return Core(who, settings, state, now_ms, OSRandom(), cluster=view)
+
+
+def _follow(
+    server: Server, recovered: Recovered, membership: ReplicaMembership, tls: BrokerTls | None,
+    refused: Callable[[Exception], None],
+) -> None:  # fmt: skip
+    """Have a replica follow the leader of its home, wherever the registry says that it is."""
+    core = server.core
+    assert isinstance(core, FollowingCore)
+    link = LeaderLink(
+        core, recovered.store, recovered.incarnation, server.clock, server.received, refused,
+        None if tls is None else tls.to_brokers,
+    )  # fmt: skip
+    server.leader = link
+
+    def told(homes: list[HomeEntry], peer: Peer) -> None:
+        core.context.joined_cluster().set_homes(homes)
+        link.set_peer(peer)
+
+    membership.start(
+        lambda homes, peer: server.post(partial(told, homes, peer)),
+        lambda error: server.post(partial(refused, error)),
+    )
 
 
 def _reload(tls: ServerTls | None) -> None:

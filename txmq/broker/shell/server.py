@@ -41,7 +41,9 @@ from txmq.broker.core import Core
 from txmq.broker.shell.answer_budget import AnswerBudget
 from txmq.broker.shell.connection import Connection
 from txmq.broker.shell.interbroker_links import InterbrokerLinks
+from txmq.broker.shell.leader_link import LeaderLink
 from txmq.broker.shell.reads import Reads
+from txmq.broker.shell.replica_feeds import ReplicaFeeds
 from txmq.broker.shell.throttle import Admission, Throttle
 from txmq.broker.shell.tls_transport import BrokerTls, TlsTransport
 from txmq.broker.state.deadlines import TICK_MS
@@ -94,6 +96,8 @@ class Server:
         self._reads = Reads(core, store.files, self.throttle, clock, self._from_thread, self._flush)
         self._listeners: list[asyncio.Server] = []
         self.registry: RegistrySessionLoop | None = None  # of a broker that has one
+        self._feeds = ReplicaFeeds(core, store, self._from_thread, self._flush)
+        self.leader: LeaderLink | None = None  # of a replica
         self._homes: InterbrokerLinks | None = None
         if core.context.cluster is not None:
             self._homes = InterbrokerLinks(
@@ -228,8 +232,11 @@ class Server:
         if self._ending is None:
             self._ending = (error,)
             self._reads.close()
+            self._feeds.close()
             if self._homes is not None:
                 self._homes.close()
+            if self.leader is not None:
+                self.leader.close()
             for pool in self._pools.values():
                 pool.shutdown(wait=False)
         self._end_if_quiet()
@@ -292,7 +299,11 @@ class Server:
             self.paused = False
             for connection in self.connections:
                 connection.release()
+        if context.followers.waiting:
+            self._feeds.look()
         self._flush()
+        if self.leader is not None:
+            self.leader.tick()
         wake_at = pipeline.wake_at()
         if wake_at < self._wakes_at:
             self._wake_at(wake_at)
@@ -410,6 +421,8 @@ class Server:
         if self._homes is not None:
             self._homes.tick()
         self.core.tick(self.clock.now_ms(), is_reading=not self.paused)
+        if self.context.followers.by_replica:
+            self._feeds.tick()
         while self.context.alarms:
             log.error(**self.context.alarms.pop(0))
         if now >= self._retention_at and self.context.is_serving:

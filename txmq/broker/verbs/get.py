@@ -51,7 +51,8 @@ def _get_now(context: Context, client: ClientConnection, request: Request, parti
     offset, size = int(arguments[2]), min(int(arguments[3]), READ_SIZE_BYTES_MAX)
     if extensions and extensions.get(b"log", partition.log) != partition.log:
         raise StaleLogError(f"the log of {partition.topic}-{partition.number} is {partition.log.decode()} now")
-    if not partition.log_start <= offset <= partition.high_watermark:
+    is_ahead = context.leads_never and offset > partition.high_watermark  # the leader has it, and it comes
+    if not (is_ahead or partition.log_start <= offset <= partition.high_watermark):
         raise OffsetOutOfRangeError(
             f"offset {offset} of {partition.topic}-{partition.number} is outside "
             f"[{partition.log_start}, {partition.high_watermark}]"

@@ -9,6 +9,7 @@ from txmq.broker.client_connection import ClientConnection
 from txmq.broker.context import Context
 from txmq.broker.state.session import EPOCH_MAX, BrokerSession
 from txmq.broker.verbs.access.authorizer import permissions_of, refuse_nobody
+from txmq.broker.verbs.partition_lookup import not_leading
 from txmq.broker.verbs.prepare_commit import owner_gone
 from txmq.broker.verbs.resource import reporter_of
 from txmq.broker.verbs.session_expiry import close, make_room
@@ -38,9 +39,12 @@ def hello(context: Context, client: ClientConnection, request: Request) -> None:
     if int(arguments[0]) != PROTOCOL:
         raise BadRequestError(f"protocol {int(arguments[0])} is not spoken here; this broker speaks {PROTOCOL}")
     stated = extensions or {}
-    _refuse_other_home(context, stated.get(b"home"))
+    refuse_other_home(context, stated.get(b"home"))
+    client.reads_copies = b"replica" in stated
     wish = stated.get(b"session", b"none")
     if wish != b"none" and not context.is_serving:
+        if context.leads_never:
+            raise not_leading(context)
         raise UnavailableError(WAITS_FOR_REGISTRY)
     known = permissions_of(context, client)
     if wish != b"none" and known is not None:
@@ -56,7 +60,7 @@ def hello(context: Context, client: ClientConnection, request: Request) -> None:
     context.answer_from_state(client, opaque, _introduction(context, session))
 
 
-def _refuse_other_home(context: Context, wanted: bytes | None) -> None:
+def refuse_other_home(context: Context, wanted: bytes | None) -> None:
     """An address may be another broker's by now, and its sessions have the same numbers."""
     if wanted is None or int(wanted, 16) == context.identity.node:
         return
@@ -184,6 +188,8 @@ def _introduction(context: Context, session: BrokerSession | None) -> bytes:
     }
     if context.cluster is not None:
         told["registry"] = True
+    if context.leads_never:
+        told["replica"] = True
     if context.state.principals.quotas:
         told["quotas"] = True
     return json.dumps(told).encode()

@@ -18,6 +18,7 @@ from txmq.broker.context import Context
 from txmq.broker.verbs.access.authorizer import READ, TOPIC, WRITE, require, require_seen
 from txmq.errors import BrokerError, NotOwnerError, StaleTopicError, TopicClosedError, UnknownTopicError
 from txmq.log.partition import Partition
+from txmq.model import Storage
 
 
 def writable(
@@ -78,12 +79,21 @@ def measured(context: Context, client: ClientConnection, topic: bytes, number: b
     return _open(context, topic, number)
 
 
+def not_leading(context: Context) -> NotOwnerError:
+    """The refusal of a replica."""
+    home = context.identity.node
+    leader = (context.cluster.leader(home) if context.cluster is not None else None) or "-"
+    return NotOwnerError(f"leader={leader} home={home:016x} epoch={context.state.epoch}: this is a replica of it")
+
+
 def _open(context: Context, topic: bytes, number: bytes) -> Partition:
     partition = context.state.partitions.get((topic, number))
     if partition is None:
         raise _refusal(context, topic, number)
     if not partition.config.accept_read:
         raise TopicClosedError(f"topic {partition.topic!r} is closed for reading")
+    if context.leads_never and partition.config.storage is Storage.MEMORY:  # nothing of it is in the journal
+        raise not_leading(context)
     return partition
 
 

@@ -37,6 +37,7 @@ stats transactions  open, prepared and kept outcomes; age of the oldest in-doubt
 stats resources     one line a database: who reaches it, branches that are prepared there
 stats chains        one line an outbox: its newest page, and when that was taken
 stats registry      the session with the registry, and what it told
+stats replication   replicas that follow this home and how far they lag, or how far this one does
 stats config        the settings in force
 stats json          all of it as JSON
 """
@@ -101,6 +102,28 @@ def registry_figures(context: Context) -> dict[str, Value | None]:
         "asked": view.asked,
         "topics_refused": len(view.refused),
     }
+
+
+def replication_figures(context: Context) -> dict[str, Value | None]:
+    """Of a replica: how far it lags. Of a leader: one item a replica that follows it, ``replica.<incarnation>``."""
+    if context.leads_never:
+        leader = None if context.cluster is None else context.cluster.leader(context.identity.node)
+        return {
+            "role": "replica",
+            "leader": leader,
+            "heard_ms_ago": max(0, context.now_ms - context.heard_ms) if context.heard_ms else None,
+            "lag_bytes": max(0, context.leader_lsn - context.folded_lsn),
+        }
+    followers = context.followers.by_replica
+    figures: dict[str, Value | None] = {"role": "leader", "replicas": len(followers)}
+    for name, one in followers.items():
+        figures |= {
+            f"replica.{name}.address": one.address,
+            f"replica.{name}.heard_ms_ago": max(0, context.now_ms - one.heard_ms),
+            f"replica.{name}.lag_bytes": max(0, context.leader_lsn - one.forced_lsn),
+            f"replica.{name}.folded_lag_bytes": max(0, context.leader_lsn - one.folded_lsn),
+        }
+    return figures
 
 
 _PREPARED_KINDS = (TransactionKind.LAST_RESOURCE, TransactionKind.HALF, TransactionKind.FOREIGN, TransactionKind.SPARK)
@@ -238,6 +261,7 @@ def _json(context: Context, client: ClientConnection) -> str:
     }
     if context.cluster is not None and is_watched:
         everything["registry"] = registry_figures(context)
+        everything["replication"] = replication_figures(context)
     return json.dumps(everything)
 
 
@@ -249,6 +273,7 @@ _TEXTS: dict[str, Callable[[Context, ClientConnection], str]] = {
     "resources": _resources,
     "chains": _chains,
     "registry": _for_watchers(registry_figures),
+    "replication": _for_watchers(replication_figures),
     "config": _for_operators(lambda context: context.settings.shown()),
     "json": _json,
     "help": lambda _context, _client: HELP,

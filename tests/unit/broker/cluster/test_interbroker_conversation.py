@@ -9,7 +9,7 @@ import pytest
 
 from tools.simulated.clock import SimRandom
 from txmq.broker.cluster.branch_asks import BranchAsk
-from txmq.broker.cluster.interbroker_conversation import SILENCE_S_MAX, BranchAnswer, InterbrokerConversation
+from txmq.broker.cluster.interbroker_conversation import SILENCE_S_MAX, HomeAnswer, InterbrokerConversation
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.errors import ConnectionLostError, RemoteProtocolError
 from txmq.protocol.answers import result
@@ -23,20 +23,24 @@ def greeting(home: int = HOME, cluster: int = OWN.cluster) -> bytes:
     return result(200, b"hello", json.dumps({"home": f"{home:016x}", "cluster": f"{cluster:016x}"}).encode())
 
 
-def said(conversation: InterbrokerConversation) -> bytes:
+def said(conversation: InterbrokerConversation[BranchAsk]) -> bytes:
     data, conversation.output = b"".join(conversation.output), []
     return data
 
 
-def greeted() -> InterbrokerConversation:
-    conversation = InterbrokerConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
+def begun() -> InterbrokerConversation[BranchAsk]:
+    return InterbrokerConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
+
+
+def greeted() -> InterbrokerConversation[BranchAsk]:
+    conversation = begun()
     said(conversation)
     assert conversation.received(greeting(), 0.0) == []
     return conversation
 
 
 def test_asks_wait_for_the_greeting() -> None:
-    conversation = InterbrokerConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
+    conversation = begun()
     conversation.ask(ASK)
     assert said(conversation) == b"hello 1 home-000000000000000a home=000000000000000b hello\r\n"
     conversation.received(greeting(), 0.0)
@@ -55,7 +59,7 @@ def test_asks_wait_for_the_greeting() -> None:
     ],
 )
 def test_nothing_is_asked_of_another_home_at_the_address(answer: bytes) -> None:
-    conversation = InterbrokerConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
+    conversation = begun()
     conversation.ask(ASK)
     said(conversation)
     with pytest.raises(RemoteProtocolError):
@@ -70,7 +74,7 @@ def test_answers_come_with_their_asks_in_any_order() -> None:
     conversation.ask(other)
     data = result(410, b"8", b"fenced gone") + result(200, b"7", b"committed\n")
     answers = [answer for at in range(len(data)) for answer in conversation.received(data[at : at + 1], 0.0)]
-    assert answers == [BranchAnswer(other, 410, b"fenced gone\n"), BranchAnswer(ASK, 200, b"committed\n")]
+    assert answers == [HomeAnswer(other, 410, b"fenced gone\n"), HomeAnswer(ASK, 200, b"committed\n")]
 
 
 def test_answer_that_was_not_asked_ends_the_conversation() -> None:
@@ -87,7 +91,7 @@ def test_answer_that_is_too_long_ends_the_conversation() -> None:
 
 @pytest.mark.parametrize("is_greeted", [False, True])
 def test_silence_ends_the_conversation(is_greeted: bool) -> None:
-    conversation = greeted() if is_greeted else InterbrokerConversation(OWN, HOME, 0.0, SimRandom(random.Random(1)))
+    conversation = greeted() if is_greeted else begun()
     conversation.ask(ASK)
     conversation.tick(1.0)
     conversation.tick(SILENCE_S_MAX)

@@ -11,7 +11,7 @@ from tools.images.node import Node, small_settings
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
-from txmq.broker.commit.data_directory import Recovered, open_store
+from txmq.broker.commit.data_directory import Joins, Recovered, open_store
 from txmq.broker.shell.joining import (
     RETRY_S,
     enter,
@@ -41,7 +41,14 @@ class Start:
 
     def recover(self) -> Recovered:
         cluster_id = take_cluster(self.disk, self.chance, lambda: self.registry)
-        recovered = open_store(self.disk, self.clock, self.chance, SETTINGS, is_member=True, cluster_id=cluster_id)
+        recovered = open_store(
+            self.disk,
+            self.clock,
+            self.chance,
+            SETTINGS,
+            is_member=True,
+            joins=None if cluster_id is None else Joins(cluster_id),
+        )
         self.member = member(recovered, ADDRESS, self.lock, SETTINGS, self.chance)
         return recovered
 

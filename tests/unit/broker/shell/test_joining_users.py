@@ -12,7 +12,7 @@ from tools.images.node import Node, small_settings
 from tools.simulated.clock import SimClock, SimRandom
 from tools.simulated.disk import SimDisk
 from tools.simulated.zookeeper import SimZooKeeper
-from txmq.broker.commit.data_directory import open_store
+from txmq.broker.commit.data_directory import Joins, open_store
 from txmq.broker.shell.first_administrator import content_of
 from txmq.broker.shell.joining import Entered, enter, member, take_cluster, take_users, users_of
 from txmq.config import BrokerSettings
@@ -46,7 +46,14 @@ class Start:
     def run(self) -> Entered:
         clock = SimClock()
         cluster = take_cluster(self.disk, self.chance, lambda: self.registry)
-        recovered = open_store(self.disk, clock, self.chance, self.settings, is_member=True, cluster_id=cluster)
+        recovered = open_store(
+            self.disk,
+            clock,
+            self.chance,
+            self.settings,
+            is_member=True,
+            joins=None if cluster is None else Joins(cluster),
+        )
         try:
             who = member(recovered, "10.0.0.1:8123", "lock", self.settings, self.chance)
             return enter(self.registry, who, _nothing, _nothing, _nothing)

@@ -19,7 +19,7 @@ from tools.images.node import Client, Node, small_settings
 from tools.images.requests import UUID, batch, part
 from tools.simulated.clock import SimClock
 from tools.simulated.disk import SimDisk
-from txmq.broker.commit.redo import Redo
+from txmq.broker.commit.redo import Redo, RedoEffects
 from txmq.broker.state.state import State
 from txmq.errors import StorageError
 from txmq.redo import entries
@@ -217,7 +217,7 @@ def test_what_a_restart_finds_is_what_the_broker_had(steps: list[Step], power_lo
 def test_epoch_of_a_newer_format_is_refused() -> None:
     entry = entries.json_entry(entries.LED, {"epoch": 1, "format": entries.FORMAT + 1})
     with pytest.raises(StorageError, match=r"epoch 1 .* format 2, this txmq reads 1: upgrade"):
-        Redo(State(), lambda *_: None, {}).record(entry)
+        Redo(state := State(), RedoEffects(state)).record(entry)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -243,4 +243,4 @@ def test_commit_of_a_part_held_nowhere_is_damage(number: int) -> None:
         _stream(1, "a", 0)(history)
     place = entries.Placement(1, 0, 0, 0, 0, 1, number)
     with pytest.raises(StorageError, match=f"commits part {number} of transaction 1-1, which neither"):
-        Redo(history.node.state, lambda *_: None, {}).record(entries.encode_committed(1, 1, 0, [place]))
+        Redo(history.node.state, RedoEffects(history.node.state)).record(entries.encode_committed(1, 1, 0, [place]))

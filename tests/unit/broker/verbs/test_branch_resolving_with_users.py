@@ -75,7 +75,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_secret(theirs: str) -> None:
     add_users(here)
     if theirs:
         add_users(there, here, secret=theirs)
-    conversation = InterbrokerConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+    conversation = _begun(here, there)
     conversation.ask(BranchAsk(7, there.identity.node, "outcome", "t", {}))
     wire = HomeWire(here, there)
     wire.conversation = conversation
@@ -86,7 +86,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_secret(theirs: str) -> None:
 
 def test_what_answers_a_login_without_the_secret_is_not_believed() -> None:
     here, there = two_homes()
-    conversation = InterbrokerConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+    conversation = _begun(here, there)
     told = json.dumps({"home": f"{there.identity.node:016x}", "cluster": f"{here.identity.cluster:016x}"})
     conversation.received(result(200, b"hello", told.encode()), 0.0)
     conversation.received(result(200, b"auth", _server_first(conversation)), 0.0)
@@ -96,7 +96,11 @@ def test_what_answers_a_login_without_the_secret_is_not_believed() -> None:
     assert not conversation.output
 
 
-def _server_first(conversation: InterbrokerConversation) -> bytes:
+def _begun(here: HomeNode, there: HomeNode) -> InterbrokerConversation[BranchAsk]:
+    return InterbrokerConversation(here.identity, there.identity.node, 0.0, here.context.random, SECRET)
+
+
+def _server_first(conversation: InterbrokerConversation[BranchAsk]) -> bytes:
     """Of an impostor that makes a salt up."""
     said = b"".join(conversation.output)
     nonce = said.rpartition(b"r=")[2]

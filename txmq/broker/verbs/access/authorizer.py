@@ -127,7 +127,7 @@ def refuse_nobody(known: Permissions) -> None:
 def is_administrator(context: Context, client: ClientConnection) -> bool:
     """Whether it may do everything: as an administrator, or because there are no users."""
     known = permissions_of(context, client)
-    return known.is_administrator if known is not None else context.is_serving
+    return known.is_administrator if known is not None else context.knows_users
 
 
 def sees(context: Context, client: ClientConnection, kind: str, name: str | bytes) -> bool:
@@ -137,7 +137,7 @@ def sees(context: Context, client: ClientConnection, kind: str, name: str | byte
     """
     known = permissions_of(context, client)
     if known is None:
-        return context.is_serving
+        return context.knows_users
     return known.may(DESCRIBE, BROKER, WHOLE) or known.may_any(kind, name)
 
 
@@ -160,7 +160,7 @@ def require_seen(context: Context, client: ClientConnection, kind: str, name: st
 def watches(context: Context, client: ClientConnection) -> bool:
     """Whether it is told figures of the broker that name what others have."""
     known = permissions_of(context, client)
-    return known.may(DESCRIBE, BROKER, WHOLE) if known is not None else context.is_serving
+    return known.may(DESCRIBE, BROKER, WHOLE) if known is not None else context.knows_users
 
 
 def strangers_from_now_on(context: Context) -> None:

@@ -156,6 +156,7 @@ RULES: Final[dict[bytes, Rule | dict[bytes, Rule]]] = {
         b"list": _LISTED,
     },
     b"cluster": {b"homes": _LISTED, b"describe": _LISTED, b"retire": _FOR_ADMINISTRATORS},
+    b"follow": _FOR_ADMINISTRATORS,  # and replicas of this home
     b"stats": _LISTED,  # items that name what others have: ``describe`` on the broker
     b"user": _FOR_ADMINISTRATORS,
     b"acl": _FOR_ADMINISTRATORS,
@@ -181,7 +182,8 @@ def admit(context: Context, client: ClientConnection, request: Request) -> None:
     verb, arguments, extensions, _body, _opaque = request
     rule, known = rule_of(verb, arguments), certain_permissions(context, client)
     if known is not None and known.is_peer:
-        admit_peer(client, verb, extensions)
+        if verb != b"follow" or home_of(client.user) != context.state.home:
+            admit_peer(client, verb, extensions)
         return
     if rule.who is Who.ANYBODY or known is None:
         return

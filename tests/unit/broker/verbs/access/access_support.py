@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from tools.images.node import Answer, Client, Node
+from tools.images.node import Answer, Client, Node, Served
 from txmq.protocol.scram import SALT_SIZE, keys_of
 
 from ...support import restarted
@@ -19,7 +19,7 @@ def keys(password: str = "pencil") -> dict[str, str | int]:
     return keys_of(password, bytes(SALT_SIZE)).to_json()
 
 
-def operator(made: Node, name: str = "ops") -> Client:
+def operator(made: Served, name: str = "ops") -> Client:
     """A connection of the administrator, of before there are users, too."""
     client = made.connect()
     client.client.user = name

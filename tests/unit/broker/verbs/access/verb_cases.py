@@ -253,6 +253,7 @@ CASES = [
     Case("cluster", "homes", (), _line("cluster", "homes")),
     Case("cluster", "describe", (), _line("cluster", "describe")),
     Case("cluster", "retire", (NOBODY_ELSE,), lambda world: _retire(world)),
+    Case("follow", "", (NOBODY_ELSE,), lambda world: _follow(world)),
     Case("stats", "", (), _line("stats", "json")),
     Case("stats", "", (ANY_OF_TOPIC,), lambda world: _known_item(world), about="of a topic"),
     Case("stats", "", (WATCH,), _line("stats", "transactions"), about="transactions"),
@@ -268,6 +269,11 @@ def _retire(world: World) -> Answer:
     """A broker that is alone has no other home to give up; a user that may do it is told so."""
     answer = world.shop.ask("cluster", "retire", extensions={"home": f"{2:016x}", "reason": "burnt"})
     return Answer(200, b"") if "alone" in answer.text else answer
+
+
+def _follow(world: World) -> Answer:
+    home = f"{world.made.recovered.identity.node:016x}"
+    return world.shop.ask("follow", home, 0, extensions={"replica": "1" * 32})
 
 
 def _known_item(world: World) -> Answer:

@@ -1,0 +1,1 @@
+"""Copies of a home: what a replica does with the journal that its leader sends."""
