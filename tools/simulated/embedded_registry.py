@@ -58,6 +58,7 @@ class EmbeddedRegistry:
         self._lock = Lock()
         self._leadership: Leadership | None = None
         self._is_announced = False
+        self._replicas: dict[int, str] = {}
         self._topics = {topic.config.name: PlacedTopic(topic, self._here(topic), 0) for topic in topics}
         self._deleted: dict[int, DeletedTopic] = {}
         self._anchors: dict[tuple[str, str], int] = {}
@@ -99,6 +100,13 @@ class EmbeddedRegistry:
             self._is_announced = True
         self._tell("homes")
 
+    def announce_replica(self, home: int, incarnation: int, address: str) -> None:
+        """See ``Registry``."""
+        self._require_here([home])
+        with self._lock:
+            self._replicas[incarnation] = address
+        self._tell("homes")
+
     def retire_home(self, home: int, reason: str) -> None:
         """See ``Registry``. The one home is led by whoever asks."""
         self._require_here([home])
@@ -111,7 +119,9 @@ class EmbeddedRegistry:
             if self._leadership is None:
                 return []
             candidate, epoch = self._leadership
-            return [HomeEntry(candidate.home, candidate.name, epoch, candidate.address if self._is_announced else None)]
+            address = candidate.address if self._is_announced else None
+            replicas = tuple(there for _, there in sorted(self._replicas.items()))
+            return [HomeEntry(candidate.home, candidate.name, epoch, address, replicas=replicas)]
 
     def reserve_topic_ids(self, count: int, above: int = 0) -> range:
         """See ``Registry``."""

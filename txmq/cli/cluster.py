@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from txmq.cli.data_directory import DEFAULT_DATA, Data
 from txmq.errors import ConfigError
 
 app = output.command_group("Several brokers: homes, leaders, topics.")
-_HOMES = ("name", "home", "epoch", "leader", "registry")
+_HOMES = ("name", "home", "epoch", "leader", "replicas", "registry")
 _TOPICS = ("topic", "partitions", "unavailable")
 
 
@@ -26,8 +26,9 @@ def describe(
 ) -> None:
     """Show homes and their leaders, topics with partitions that no broker leads, branches that wait.
 
-    A home is a data directory. Its partitions are unavailable while no broker leads it. The column registry is the
-    state of its leader's session with ZooKeeper. A broker whose session is suspended or expired serves what it has.
+    A home is a data directory; replicas copy it. Its partitions are unavailable while no broker leads it. The column
+    registry is the state of its leader's session with ZooKeeper. A broker whose session is suspended or expired serves
+    what it has.
 
     [bold]Examples[/bold]
 
@@ -46,7 +47,8 @@ def describe(
     if registry is not None:
         fields |= {"registry": registry["address"], "map": found["map_version"]}
     output.print_fields("cluster", fields)
-    columns = _HOMES if registry is not None else tuple(column for column in _HOMES if column != "registry")
+    absent = {column for column in ("registry", "replicas") if not any(row.get(column) for row in found["homes"])}
+    columns = tuple(column for column in _HOMES if column not in absent)
     output.show_rows("homes", columns, [_home(row) for row in found["homes"]], as_json=False)
     output.show_rows("topics", _TOPICS, [_topic(row) for row in found["topics"]], as_json=False)
     if found["branches"]:
@@ -178,9 +180,10 @@ def rebuild(
     )
 
 
-def _home(row: dict[str, object]) -> dict[str, object]:
+def _home(row: dict[str, Any]) -> dict[str, object]:
     leader = f"given up: {row['retired']}" if row.get("retired") else row["leader"] or "none"
-    return {**row, "leader": leader, "registry": row["registry"] or "-"}
+    replicas = ", ".join(row.get("replicas") or ("-",))
+    return {**row, "leader": leader, "replicas": replicas, "registry": row["registry"] or "-"}
 
 
 def _topic(row: dict[str, list[int]]) -> dict[str, object]:

@@ -94,14 +94,15 @@ def first_password(path: str | None, *, is_generated: bool) -> tuple[str, bool]:
 @contextmanager
 def connected(
     bootstrap: str, topic: str | None = None, *, group: str | None = None, query: str | None = None,
-    user: str | None = None,
+    user: str | None = None, meets_replicas: bool = False,
 ) -> Iterator[Client]:  # fmt: skip
     """A client for a block. If the block names something unknown, the error suggests the nearest name."""
     import txmq
     from txmq.client.admin.cluster import Users
     from txmq.spark.sink.queries import Queries
 
-    with txmq.connect(bootstrap, password=own_password(bootstrap)) as client:
+    with txmq.connect(bootstrap, password=own_password(bootstrap), lazy=meets_replicas) as client:
+        client.routes.meets_replicas = meets_replicas
         try:
             yield client
         except UnknownTopicError as error:

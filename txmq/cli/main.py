@@ -193,6 +193,8 @@ def _hint(away: str) -> str:
     """The next step, if a broker is away."""
     if "cannot connect to home" in away:
         return ": start the broker that has this home (txmq cluster describe names it)"
+    if "a replica of home" in away:
+        return ": name the leader, or the registry, with --bootstrap"
     if "ZooKeeper" in away:
         return ""  # the text says what to do
     if "broker of the cluster" in away:

@@ -39,7 +39,7 @@ def stats(
       txmq stats binlog
       txmq stats --json
     """
-    with connected(bootstrap) as client:
+    with connected(bootstrap, meets_replicas=True) as client:
         if item == SYNCS:
             _show_syncs(client, as_json=as_json)
             return

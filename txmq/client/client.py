@@ -108,7 +108,8 @@ def require_broker(client: Client, bootstrap: str) -> None:
     try:
         client.control.connect(client.clock.monotonic() + client.timeout)
     except ConnectionLostError as error:
-        hint = "" if is_ensemble(bootstrap) else "; is a broker running there? start one with: txmq broker"
+        is_told = is_ensemble(bootstrap) or "a replica of home" in str(error)
+        hint = "" if is_told else "; is a broker running there? start one with: txmq broker"
         raise BrokerAwayError(f"{error}{hint}") from None
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from txmq.client.producer.home_senders import HomeSender, SenderPool
 from txmq.client.transaction.homes import PendingCommits
 from txmq.client.transport.connection import Reply
-from txmq.client.transport.reconnecting import Address, Login, ReconnectingConnection
+from txmq.client.transport.reconnecting import Address, Destination, Login, ReconnectingConnection
 from txmq.client.transport.session import ClientSession
 from txmq.errors import BrokerAwayError, ConnectionLostError, TxmqError
 from txmq.model import Outcome
@@ -119,6 +119,7 @@ class HomeLink:
     Thread safety: any thread. After ``fork`` the child's connections are made anew, with another session.
     """
 
+    reads_copies = False
     connection_type: ClassVar[type[ReconnectingConnection]] = ReconnectingConnection
     sender_type: ClassVar[type[HomeSender]] = HomeSender
 
@@ -230,7 +231,11 @@ class HomeLink:
 
     def new_connection(self) -> ReconnectingConnection:
         """One more connection to the home, for a part of the client; the caller closes it."""
-        return self.connection_type(self, self._name, self.clock, self.timeout)
+        return self.connection_to(self)
+
+    def connection_to(self, destination: Destination) -> ReconnectingConnection:
+        """One to what else has the home's messages; the caller closes it."""
+        return self.connection_type(destination, self._name, self.clock, self.timeout)
 
     def _first_sender(self) -> ReconnectingConnection:
         """The connection of the first producer's sender."""

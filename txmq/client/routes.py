@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from txmq.addresses import split_address
+from txmq.addresses import join_address, split_address
 from txmq.client.bootstrap import Bootstrap
 from txmq.client.home_link import LOOK_S, HomeLink
 from txmq.client.transport.reconnecting import END_S_MAX, Address, AnyBroker, Login, have_ended
@@ -72,12 +73,14 @@ class MetadataCache:
         leaders: by home, where it is led; None if no leader is known to live.
         names: by home, the name of its broker.
         retired: by home that is given up as lost for ever, why.
+        replicas: by home that has some, where they are.
     """
 
     def __init__(self) -> None:
         self.leaders: dict[int, Address | None] = {}
         self.names: dict[int, str] = {}
         self.retired: dict[int, str] = {}
+        self.replicas: dict[int, tuple[Address, ...]] = {}
         self._topics: dict[str, _KnownTopic] = {}
 
     def homes_of(self, topic: str) -> tuple[int, ...] | None:
@@ -139,6 +142,11 @@ class MetadataCache:
             self._learn_leaders({row["home"]: row["leader"] for row in answer["homes"]})
             self._learn_retired({row["home"]: row["retired"] for row in answer["homes"] if row.get("retired")})
             self.names = {int(row["home"], 16): str(row["name"]) for row in answer["homes"]}
+            self.replicas = {
+                int(row["home"], 16): tuple(map(split_address, row["replicas"]))
+                for row in answer["homes"]
+                if "replicas" in row
+            }
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RemoteProtocolError(f"not a list of homes: {error!r}") from None
 
@@ -164,6 +172,7 @@ class Routes:
         likely_home: where the last transaction that took its id early wrote to; None before there was one.
         tls: how every home is spoken to; None: in plaintext.
         login: how connections log in; None: they do not.
+        meets_replicas: whether a replica may be taken for the broker at an address: it has figures of its own.
 
     Thread safety: any thread.
     """
@@ -188,6 +197,7 @@ class Routes:
         self._links: dict[int, HomeLink] = {}
         self.is_single_home = True
         self.likely_home: int | None = None
+        self.meets_replicas = False
         self._asking = Exclusive()  # to ask for the homes
         self._asked_at = self._refresh_at = float("-inf")
         self._closed = False
@@ -264,11 +274,21 @@ class Routes:
         """The links of all homes that are known, in the order of the homes' ids; asked for every 30 s."""
         if self.is_single_home:
             return (self._first,)
+        self._refresh_now_and_then()
+        return tuple(self._bound_link(home) for home in sorted(self._map.leaders.keys() - self._map.retired))
+
+    def replicas_of(self, link: HomeLink) -> tuple[Address, ...]:
+        """Where replicas of a home are, as far as that is known; asked for as ``links``."""
+        if self.is_single_home:
+            return ()
+        self._refresh_now_and_then()
+        return self._map.replicas.get(link.home, ())
+
+    def _refresh_now_and_then(self) -> None:
         now = self._clock.monotonic()
         if now >= self._refresh_at:
             self._refresh_at = now + ROUTE_REFRESH_INTERVAL_S  # once, also if nobody answers
             self._refresh_homes(now + LOOK_S)
-        return tuple(self._bound_link(home) for home in sorted(self._map.leaders.keys() - self._map.retired))
 
     def all_links(self) -> tuple[HomeLink, ...]:
         """As ``links``, and none is missing.
@@ -417,6 +437,17 @@ class Routes:
 
     def greeted(self, link: HomeLink, introduction: Fields, address: Address) -> None:
         """A broker has answered a connection of the link. Raises ConnectionLostError if it is not the link's home."""
+        if introduction.get("replica") is True and not self.meets_replicas:
+            raise ConnectionLostError(
+                f"{join_address(*address)}: a replica of home {introduction.get('home')}, and no broker"
+            )
+        home = self.require_home(link, introduction)
+        link.home = home
+        if link.is_bound:
+            self._map.found(home, address)
+
+    def require_home(self, link: HomeLink, introduction: Fields) -> int:
+        """The home that has answered ``hello``. Raises ConnectionLostError if it is not the link's."""
         try:
             cluster, home = introduction["cluster"], int(introduction["home"], 16)
         except (KeyError, TypeError, ValueError) as error:
@@ -425,9 +456,7 @@ class Routes:
             self._bind_first(link, cluster, home)
         if link.is_bound and (home != link.home or cluster != self._cluster):
             raise ConnectionLostError(f"home {home:016x} answers there, and home {link.home:016x} was asked for")
-        link.home = home
-        if link.is_bound:
-            self._map.found(home, address)
+        return home
 
     def _bind_first(self, link: HomeLink, cluster: str, home: int) -> None:
         with self._lock:
@@ -486,7 +515,8 @@ class Routes:
         raise BrokerAwayError("no link is live")
 
     def _ask_leaders(self, deadline: float) -> bytes:
-        return self._ask_at([leader for leader in self._map.leaders.values() if leader is not None], deadline)
+        leaders = [leader for leader in self._map.leaders.values() if leader is not None]
+        return self._ask_at([*leaders, *chain.from_iterable(self._map.replicas.values())], deadline)
 
     def _ask_bootstrap(self, deadline: float) -> bytes:
         return self._ask_at(self._find(LOOK_S), deadline)

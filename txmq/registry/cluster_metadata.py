@@ -161,7 +161,8 @@ class Leadership(NamedTuple):
 class HomeEntry(NamedTuple):
     """A home of the cluster. ``address`` is where its leader is reached, None if no leader is known to live.
 
-    ``retired``: why its directory is given up as lost for ever; empty if it is not.
+    ``retired``: why its directory is given up as lost for ever; empty if it is not. ``replicas``: where those that
+    live are reached.
     """
 
     home: int
@@ -169,6 +170,7 @@ class HomeEntry(NamedTuple):
     epoch: int
     address: str | None
     retired: str = ""
+    replicas: tuple[str, ...] = ()
 
 
 class PlacedTopic(NamedTuple):
@@ -239,6 +241,9 @@ class Registry(Protocol):
         Raises:
             HomeSupersededError: another process has drawn a newer epoch: this one stops.
         """
+
+    def announce_replica(self, home: int, incarnation: int, address: str) -> None:
+        """Say where a replica of a home is reached, for as long as this process lives. As often as you like."""
 
     def retire_home(self, home: int, reason: str) -> None:
         """Give a home up as lost for ever: its epoch rises, and nobody leads it any more. What waits for it goes on.

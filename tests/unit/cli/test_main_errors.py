@@ -18,6 +18,10 @@ from txmq.errors import BrokerAwayError
         ("cannot connect to h:1: refused", ": is a broker running? start one with: txmq broker (or name another with"),
         ("cannot connect to home 0b: refused", ": start the broker that has this home (txmq cluster describe names it"),
         ("no ZooKeeper server answers at h:2181 within 5 s: start it, or correct the address", "\n"),
+        (
+            "cannot connect to h:1: a replica of home 0b, and no broker",
+            ": name the leader, or the registry, with --boot",
+        ),
         ("no broker of the cluster in zk://h/p is alive", ": start the brokers of the cluster\n"),
     ],
 )

@@ -112,6 +112,17 @@ class RegistryContract:
         registry.announce(second)
         assert registry.homes() == [HomeEntry(A, "broker-a0", 2, "10.0.0.2:8123")]
 
+    def test_replicas_are_told_with_their_home(self, registry: Registry) -> None:
+        told: list[str] = []
+        registry.homes(lambda: told.append("homes"))
+        registry.announce_replica(A, 7, "10.0.0.7:8126")
+        self.settle(registry)
+        assert told
+        for _ in range(2):  # again: nothing changes
+            registry.announce_replica(A, 5, "10.0.0.5:8126")
+        [home] = registry.homes()
+        assert (home.address, home.replicas) == ("10.0.0.1:8123", ("10.0.0.5:8126", "10.0.0.7:8126"))
+
     def test_a_home_that_is_led_is_not_retired(self, registry: Registry) -> None:
         with pytest.raises(HomeInUseError, match="it is not lost"):
             registry.retire_home(A, "ada: disk burnt")
@@ -466,6 +477,17 @@ class ClusterContract(RegistryContract):
             assert other.homes()[0] == HomeEntry(A, "broker-a0", 1, None)
             registry.announce(leadership)
             assert other.homes()[0] == HomeEntry(A, "broker-a0", 1, "10.0.0.1:8123")
+
+    def test_a_replica_is_told_for_as_long_as_it_lives(self, registry: Registry, other: Registry) -> None:
+        registry.announce(registry.lead(candidate()))
+        other.announce_replica(A, 7, "10.0.0.7:8126")
+        assert registry.homes()[0].replicas == ("10.0.0.7:8126",)
+        self.expire(other)
+        assert registry.homes()[0].replicas == ()
+        other.announce_replica(A, 7, "10.0.0.8:8126")
+        assert registry.homes()[0].replicas == ("10.0.0.8:8126",)
+        registry.announce_replica(A, 7, "10.0.0.9:8126")  # the next process, before the session of the former expires
+        assert registry.homes()[0].replicas == ("10.0.0.9:8126",)
 
     def test_a_paused_leader_that_was_superseded_finds_out(self, registry: Registry) -> None:
         leadership = registry.lead(candidate())

@@ -179,7 +179,7 @@ async def _serve(
     elif isinstance(membership, ClusterMembership):
         membership.start(server, recovered, advertised, serves, refused)
     else:
-        _follow(server, recovered, membership, tls, refused)
+        _follow(server, recovered, membership, tls, refused, advertised)
         serves()
     failure = await _stopped(server, stopping)
     if membership is not None:
@@ -206,7 +206,7 @@ def _core(
 
 def _follow(
     server: Server, recovered: Recovered, membership: ReplicaMembership, tls: BrokerTls | None,
-    refused: Callable[[Exception], None],
+    refused: Callable[[Exception], None], address: str,
 ) -> None:  # fmt: skip
     """Have a replica follow the leader of its home, wherever the registry says that it is."""
     core = server.core
@@ -222,6 +222,8 @@ def _follow(
         link.set_peer(peer)
 
     membership.start(
+        recovered.incarnation,
+        address,
         lambda homes, peer: server.post(partial(told, homes, peer)),
         lambda error: server.post(partial(refused, error)),
     )

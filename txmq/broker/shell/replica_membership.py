@@ -1,6 +1,7 @@
 """A replica and the registry: which home it copies, where that is led, and what brokers prove to each other.
 
-A thread of its own speaks with the registry, as for a broker that leads (``cluster_membership``). It only reads.
+A thread of its own speaks with the registry, as for a broker that leads (``cluster_membership``). It reads, and says
+where this replica is.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class ReplicaMembership:
         self._home = 0
         self._signal, self._is_stopping = Signal(), False
         self._told: Told | None = None
+        self._incarnation, self._own_address = 0, ""
         self._thread: threading.Thread | None = None
 
     def joins(self) -> Joins:
@@ -87,14 +89,15 @@ class ReplicaMembership:
 
         return self._until_answered(ask_leader, "the leader of the home")
 
-    def start(self, told: Told, refused: Callable[[Exception], None]) -> None:
-        """Read the registry in a thread, again and again.
+    def start(self, incarnation: int, address: str, told: Told, refused: Callable[[Exception], None]) -> None:
+        """Read the registry in a thread, again and again, and say there where this replica is.
 
         Args:
+            address: where readers reach it.
             told: called in that thread with the homes and how the leader is reached.
             refused: called there with the reason if the replica has to stop.
         """
-        self._told = told
+        self._told, self._incarnation, self._own_address = told, incarnation, address
         log.info("follows a home", home=f"{self._home:016x}", registry=self.address)
         self._thread = threading.Thread(target=self._run, args=(refused,), name="txmq-registry", daemon=True)
         self._thread.start()
@@ -123,6 +126,7 @@ class ReplicaMembership:
                 self._connected.registry.close()
 
     def _read(self, registry: Registry) -> None:
+        registry.announce_replica(self._home, self._incarnation, self._own_address)
         homes = registry.homes(self._signal.set)
         if self._told is not None:
             self._told(homes, self._peer(registry, homes))

@@ -127,6 +127,7 @@ def known_homes(context: Context) -> dict[str, Any]:
         {
             "home": f"{home.home:016x}", "name": home.name, "epoch": home.epoch, "leader": home.address,
             **({"retired": home.retired} if home.retired else {}),
+            **({"replicas": [*home.replicas]} if home.replicas else {}),
         }
         for _, home in sorted(view.homes.items())
     ]  # fmt: skip

@@ -28,6 +28,7 @@ from txmq.client.consumer.offsets.saver import OffsetSaver
 from txmq.client.consumer.options import ConsumerSettings, MemberSettings
 from txmq.client.consumer.partition_handover import Beginnings, Handover
 from txmq.client.consumer.retry.deferred import DeferredMessages
+from txmq.client.read_place import ReadPlace
 from txmq.model import TopicPartition
 from txmq.runtime.logging import Logger
 from txmq.runtime.threads import Lock, new_lock, start_threads
@@ -137,10 +138,12 @@ class ConsumerHomes:
         assignment, settings, log, number = self._assignment, self._settings, self._log, len(self._homes)
         requests = GroupRequests(link.new_connection(), self._membership)
         unreadable = self._deferred.dead_letters.dead_letter_batch if settings.options.pass_unreadable else None
+        place = self._read_place(link)
         fetcher = ConsumerFetcher(
-            self._client, link.new_connection(), assignment.changed, assignment.partitions,
-            settings.options.buffer_size_bytes, log, number, unreadable,
+            self._client, link.new_connection() if place is None else link.connection_to(place), assignment.changed,
+            assignment.partitions, settings.options.buffer_size_bytes, log, number, unreadable,
         )  # fmt: skip
+        fetcher.place = place
         store = BrokerOffsetStore(requests.save) if self._store is None else self._store
         saving = new_lock() if self._store is None else self._saving
         offsets = OffsetSaver(assignment, store, self._deferred, settings.saved_as, log, number, saving)
@@ -151,6 +154,12 @@ class ConsumerHomes:
         self._homes = (*self._homes, home)
         fetcher.start()
         return home
+
+    def _read_place(self, link: HomeLink) -> ReadPlace | None:
+        read_from = self._settings.options.read_from
+        if read_from == "leader":
+            return None
+        return ReadPlace(link, self._client.routes, self._client.clock, prefers_replicas=read_from == "replica")
 
     # --- a consumer without a group ----------------------------------------------------------------------------------
 

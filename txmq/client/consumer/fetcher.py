@@ -32,9 +32,11 @@ from txmq.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidBatchError,
+    NotOwnerError,
     OffsetOutOfRangeError,
     StaleLogError,
     TxmqError,
+    UnavailableError,
 )
 from txmq.log import records
 from txmq.log.records import DAMAGED, RawBatch
@@ -45,6 +47,7 @@ from txmq.runtime.threads import Condition, start_daemon
 
 if TYPE_CHECKING:
     from txmq.client.client import Client
+    from txmq.client.read_place import ReadPlace
 
 FETCH_WAIT_MS = 1000
 FETCH_AGAIN_S = 0.2  # after an error
@@ -75,9 +78,11 @@ class ConsumerFetcher:
 
     Attributes:
         look_again: finds out where a partition goes on whose log is another one than it was; None if a group does.
+        place: chooses the process that is asked; None: there is no choice.
     """
 
     look_again: LookAgain | None
+    place: ReadPlace | None
 
     def __init__(
         self, client: Client, connection: ReconnectingConnection, changed: Condition,
@@ -88,6 +93,8 @@ class ConsumerFetcher:
         self._changed, self._partitions, self._buffer_size_bytes = changed, partitions, buffer_size_bytes
         self._home, self._waiter, self._numbers, self._is_closed = home, Waiter(), count(1), False
         self._unreadable, self.look_again = unreadable, None
+        self.place, self._is_moving = None, False
+        self._asked_at = dict[int, float]()  # of gets that are open, where there is a choice
         self._arrived: deque[tuple[ConsumedPartition, int, int, bytes]] = deque()
 
     def start(self) -> None:
@@ -113,6 +120,8 @@ class ConsumerFetcher:
                 if not self._arrived:
                     connection.wait(self._waiter, self._clock.monotonic() + FETCH_AGAIN_S)
                 self._take_arrived()
+                if self.place is not None and self.place.should_move(connection, self._oldest_asked_at()):
+                    self._move()
             except Exception as error:  # noqa: BLE001  memory is short, a defect; the connection has failed
                 self._log.error("the fetching thread failed; it goes on", error=repr(error), exc_info=error)
                 self._clock.sleep(FETCH_AGAIN_S)
@@ -127,6 +136,18 @@ class ConsumerFetcher:
                 self._fetch(connection, consumed)
         except ClosedError:
             return
+
+    def _move(self) -> None:
+        """Ask another process from now on; nothing is wrong with gets that are lost by it."""
+        self._is_moving = True
+        try:
+            self._connection.rest()
+        finally:
+            self._is_moving = False
+
+    def _oldest_asked_at(self) -> float | None:
+        with self._changed:
+            return min(self._asked_at.values(), default=None)
 
     def _fetch(self, connection: Connection, consumed: ConsumedPartition) -> None:
         number, size = next(self._numbers), max(FETCH_SIZE_BYTES_MIN, self._share_bytes() // 2)
@@ -156,6 +177,8 @@ class ConsumerFetcher:
             if not consumed.wants_more(self._clock.monotonic(), self._share_bytes()):
                 return False  # another thread was faster
             consumed.fetch = number
+            if self.place is not None:
+                self._asked_at[number] = self._clock.monotonic()
             return True
 
     def arrived(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
@@ -175,8 +198,12 @@ class ConsumerFetcher:
 
     def answered(self, consumed: ConsumedPartition, number: int, code: int, body: bytes) -> None:
         """Buffer the messages of an answer."""
+        self._asked_at.pop(number, None)
         if code != 200:
-            self.failed(consumed, number, broker_error(code, body))
+            error = broker_error(code, body)
+            if self.place is not None and isinstance(error, UnavailableError | NotOwnerError):
+                self.place.refused()
+            self.failed(consumed, number, error)
             return
         topic, partition = consumed.slot
         try:
@@ -211,6 +238,7 @@ class ConsumerFetcher:
         """
         text, is_damaged = str(error), False
         with self._changed:
+            self._asked_at.pop(number, None)
             if isinstance(error, InvalidBatchError):
                 text = f"at offset {consumed.next_fetch}: {text}"
                 if (consumed.fetch_error or "").startswith(text):
@@ -235,7 +263,7 @@ class ConsumerFetcher:
             if isinstance(error, OffsetOutOfRangeError):
                 offset = consumed.next_fetch
                 start_daemon("txmq-out-of-range", lambda: self._go_to_start(consumed, offset))
-        if not (self._is_closed or is_reported):
+        if not (self._is_closed or self._is_moving or is_reported):
             self._log.warning("fetch failed; it is tried again", topic=topic, partition=partition, error=text)
 
     def _pass_over(

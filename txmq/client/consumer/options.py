@@ -17,6 +17,7 @@ from txmq.registry.topics import RESERVED_PREFIX
 
 RETRIES_MAX = 1_000_000
 FETCH_SIZE_BYTES_MIN = 64 << 10
+READ_FROM = ("leader", "replica", "any")
 DEAD_LETTERS_SUFFIX = ".dead-letter"  # of the topic that has a group's dead letters
 REDRIVEN_SUFFIX = ".redriven"  # appended to that: of the topic that says which were sent again
 Filter = Callable[[Message], bool]
@@ -72,6 +73,9 @@ class ConsumerOptions:
             and one of a key is delivered at a time. Needs a ``retry_store``; without one nothing is deferred.
         pass_unreadable: a record batch that is whole and in its place, and still cannot be read, becomes one dead
             letter with its bytes, and its partition goes on after it; otherwise the partition stops there.
+        read_from: "leader"; "replica": messages are fetched from a replica of their home while one serves readers;
+            "any": from a replica while the leader is away. The group and its offsets stay with the leader, so that a
+            member gives its partitions up when that is away for ``session_timeout``.
     """
 
     name: str | None = None
@@ -86,6 +90,7 @@ class ConsumerOptions:
     deferred_delay: float = 10.0
     keep_key_order: bool = False
     pass_unreadable: bool = False
+    read_from: str = "leader"
 
     def check(self) -> None:
         """Raise ConfigError for what is out of range, or of another kind."""
@@ -96,6 +101,7 @@ class ConsumerOptions:
         ):  # fmt: skip
             require_number(name, getattr(self, name), low, high)
         require_choice("strategy", self.strategy, ASSIGNORS)
+        require_choice("read_from", self.read_from, READ_FROM)
         require_kind("keep_key_order", self.keep_key_order, bool, "True or False")
         require_kind("pass_unreadable", self.pass_unreadable, bool, "True or False")
         if self.name is not None:

@@ -155,6 +155,7 @@ class Connection:
         session: the session that ``hello`` bound to it, or None.
         stream: what it writes to and reads from.
         used_at: monotonic time just before the last request.
+        reads: how often something has come.
         lived_at: monotonic time at which the broker was alive: it has answered a request that was sent then.
     """
 
@@ -167,7 +168,7 @@ class Connection:
         self.stream = stream
         self._answers = AnswerReader()
         self._pending: dict[bytes, tuple[Pending, float, int]] = {}  # with ``used_at`` and ``_reads`` as they were then
-        self._reads = 0  # that brought something
+        self.reads = 0  # that brought something
         self._abandoned: set[bytes] = set()
         self._numbers = count(1)
         self._out: deque[Sequence[Buffer]] = deque()  # requests of which nothing is written yet
@@ -224,7 +225,7 @@ class Connection:
         self._start(pending, opaque, (requests.put_line(topic, partition, len(batch), opaque, topic_id), batch))
 
     def _start(self, pending: Pending, opaque: bytes, buffers: Sequence[Buffer]) -> None:
-        self._pending[opaque] = pending, self.used_at, self._reads
+        self._pending[opaque] = pending, self.used_at, self.reads
         # Listed first, looked second: ``fail`` either finds the request in the list, or its failure is seen here.
         if self.failure is not None and self._pending.pop(opaque, None) is not None:
             raise type(self.failure)(*self.failure.args)
@@ -301,7 +302,7 @@ class Connection:
         asked = self._pending.get(opaque)
         if asked is None:  # it came meanwhile
             self._abandoned.discard(opaque)
-        elif asked[2] == self._reads and self._has_been_silent():
+        elif asked[2] == self.reads and self._has_been_silent():
             self.fail(ConnectionLostError(f"{self.address} did not answer in time, and nothing else came"))
         elif len(self._abandoned) > ABANDONED_MAX:
             self.fail(ConnectionLostError(f"{self.address} left {ABANDONED_MAX} requests unanswered"))
@@ -309,7 +310,7 @@ class Connection:
     def _has_been_silent(self) -> bool:
         """Whether nothing has come for long after requests that wait; another thread may read meanwhile."""
         now, waiting = self.clock.monotonic(), list(self._pending.values())
-        since = min((used_at for _, used_at, reads in waiting if reads == self._reads), default=now)
+        since = min((used_at for _, used_at, reads in waiting if reads == self.reads), default=now)
         return now - since >= SILENT_S_MAX and self.stream.is_quiet()
 
     # --- answers -----------------------------------------------------------------------------------------------------
@@ -510,7 +511,7 @@ class Connection:
 
     def _dispatch(self, arrived: memoryview) -> None:
         pop = self._pending.pop
-        self._reads += 1
+        self.reads += 1
         for code, opaque, body, _ in self._answers.feed(arrived):
             self._answering = self._pending.get(opaque)
             asked = pop(opaque, None)

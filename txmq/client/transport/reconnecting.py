@@ -135,6 +135,10 @@ class Destination(Protocol):
     def home_wish(self) -> str | None:
         """The home that ``hello`` asks for; None if any broker will do."""
 
+    @property
+    def reads_copies(self) -> bool:
+        """Whether a replica of the home may answer reads."""
+
     def addresses(self, deadline: float) -> Sequence[Address]:
         """Where to look for it, tried in turn."""
 
@@ -152,7 +156,7 @@ class Destination(Protocol):
 class AnyBroker:
     """Any broker that answers at these addresses."""
 
-    home_wish = None
+    home_wish, reads_copies = None, False
 
     def __init__(self, addresses: Sequence[Address], tls: ClientTls | None = None, login: Login | None = None) -> None:
         self._addresses, self.tls, self.login = list(addresses), tls, login
@@ -496,7 +500,9 @@ class ReconnectingConnection:
 
     def _hello(self, connection: Connection, deadline: float, wish: str) -> Fields:
         attempt, home = min(deadline, self._clock.monotonic() + self._connect_timeout), self._destination.home_wish
-        extensions = {"session": wish} if home is None else {"session": wish, "home": home}
+        extensions: dict[str, Word | None] = {"session": wish} if home is None else {"session": wish, "home": home}
+        if self._destination.reads_copies:
+            extensions["replica"] = None
         return parse_hello(connection.request(attempt, "hello", PROTOCOL, self._name, extensions=extensions).result())
 
     def _bind(self, connection: Connection, fields: Fields) -> ClientSession | None:

@@ -184,6 +184,17 @@ class HomeNodes(Nodes):
             [Check(path, stat.version), *former, Create(leader, wanted, is_ephemeral=True, is_public=True)]
         )
 
+    def announce_replica(self, home: int, incarnation: int, address: str) -> None:
+        """See ``Registry``."""
+        self._attempts.run(lambda: self._announce_replica(self._paths.replica(home, incarnation), address))
+
+    def _announce_replica(self, path: str, address: str) -> None:
+        wanted, found = layout.encode_replica(address), self._find(path)
+        if found is not None and found.value == wanted and found.stat.owner == self._session.number:
+            return
+        former = [] if found is None else [Delete(path, found.stat.version)]
+        self._session.transact([*former, Create(path, wanted, is_ephemeral=True, is_public=True)])
+
     def homes(self, listener: Listener | None = None) -> list[HomeEntry]:
         """See ``Registry``."""
         self._home_listeners.add(listener)
@@ -192,12 +203,22 @@ class HomeNodes(Nodes):
     def _homes(self) -> list[HomeEntry]:
         names = self._home_listeners.read(self._paths.homes, self._session.children)
         numbers = [layout.decode_home(self._paths.homes, name.encode()) for name in names]
-        for number in numbers:
-            self._home_listeners.read(self._paths.replicas(number), self._session.children)
+        replicas = {number: self._replicas(number) for number in numbers}
         # Leaders first: one that is superseded between the two reads is told by its home's newer state.
         leaders = self._session.get_many([self._paths.leader(number) for number in numbers])
         states = self._session.get_many([self._paths.state(number) for number in numbers])
-        return [self._home(*each) for each in zip(numbers, states, leaders, strict=True)]
+        homes = [self._home(*each) for each in zip(numbers, states, leaders, strict=True)]
+        return [home._replace(replicas=replicas[home.home]) for home in homes]
+
+    def _replicas(self, number: int) -> tuple[str, ...]:
+        """Where those of a home are, for as long as each lives."""
+        parent = self._paths.replicas(number)
+        names = self._home_listeners.read(parent, self._session.children)
+        paths = [f"{parent}/{name}" for name in sorted(names) if name != layout.LEADER]
+        found = self._session.get_many(paths) if paths else []
+        return tuple(
+            layout.decode_replica(path, node.value) for path, node in zip(paths, found, strict=True) if node is not None
+        )
 
     def _home(self, number: int, state: Node | None, leader: Node | None) -> HomeEntry:
         if state is None:

@@ -6,6 +6,7 @@
                                        "retired": <why> if the home is given up as lost
 <chroot>/txmq/homes/<home>/replicas/1  {"address": ..., "start": <32 hex>, "lock": ..., "format": 2}   ephemeral:
                                        the leader, and the newest format that it knows; 1 if there is none
+<chroot>/txmq/homes/<home>/replicas/<32 hex>  {"address": ...}   ephemeral: a replica, by its incarnation
 <chroot>/txmq/brokers/ids/<name>       <home>   which home has the name
 <chroot>/txmq/ids/topics               n   the highest id that was drawn
 <chroot>/txmq/ids/queries              n   the highest epoch of a query's driver that was drawn
@@ -19,7 +20,7 @@
 <chroot>/txmq/access/secret            {...}   what brokers of the cluster know, and nobody else
 ```
 
-A home is 16 hexadecimal digits. The leader's node is the only one that is ephemeral, and a process has one: the end of
+A home is 16 hexadecimal digits. The nodes below ``replicas`` alone are ephemeral, and a process has one: the end of
 a session is one transaction over its nodes, and a server does not start after one that is larger than it reads
 (ZOOKEEPER-4306). With credentials all nodes are closed to others, but those that say where homes are led: a
 client finds its brokers there, and cannot write users.
@@ -38,6 +39,7 @@ from txmq.registry.cluster_metadata import DeletedTopic, PlacedTopic, Record, pa
 
 FORMAT: Final = 1
 FORMAT_WITH_USERS: Final = 2
+LEADER: Final = "1"
 
 
 class Paths:
@@ -76,8 +78,12 @@ class Paths:
         return f"{self.home(home)}/replicas"
 
     def leader(self, home: int) -> str:
-        """The one data directory that a home has."""
-        return f"{self.replicas(home)}/1"
+        """The data directory that leads."""
+        return f"{self.replicas(home)}/{LEADER}"
+
+    def replica(self, home: int, incarnation: int) -> str:
+        """A copy of it."""
+        return f"{self.replicas(home)}/{incarnation:032x}"
 
     def name(self, name: str) -> str:
         """A broker's name."""
@@ -201,6 +207,19 @@ def decode_leader(path: str, value: bytes) -> Leader:
         known = int(fields.get("format", FORMAT))
         return Leader(str(fields["address"]), int(fields["start"], 16), str(fields["lock"]), known)
     except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def encode_replica(address: str) -> bytes:
+    """A replica's node."""
+    return _encode({"address": address})
+
+
+def decode_replica(path: str, value: bytes) -> str:
+    """The reverse."""
+    try:
+        return str(_fields(path, value)["address"])
+    except KeyError as error:
         raise _unreadable(path, error) from error
 
 

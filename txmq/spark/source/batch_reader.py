@@ -20,12 +20,14 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from txmq.client import Client
+from txmq.client.read_place import ReadPlace
 from txmq.errors import (
     ConfigError,
     CorruptRecordError,
@@ -33,6 +35,7 @@ from txmq.errors import (
     InvalidBatchError,
     NotOwnerError,
     OffsetOutOfRangeError,
+    StaleLogError,
     TxmqError,
     UnknownTopicError,
 )
@@ -49,7 +52,12 @@ from txmq.xa.resolver_ports import Answer
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+    from txmq.client.home_link import HomeLink
+    from txmq.client.transport.reconnecting import ReconnectingConnection
+    from txmq.protocol.requests import Word
+
 ANSWER_SIZE_BYTES: Final = 1 << 20
+REPLICA_WAIT_MS: Final = 5000  # for what the leader has had when the query was planned
 CHUNK_SIZE_BYTES: Final = 12 << 20
 ROWS_GATHERED: Final = 80_000  # and what the last answer brings: under the decoder's ROWS_MAX mostly
 
@@ -66,6 +74,13 @@ class Reading:
     columns: tuple[str, ...]
     fails_on_loss: bool
     timeout: float
+    reads_replicas: bool = False
+
+    @classmethod
+    def of(cls, options: SourceOptions, columns: tuple[str, ...]) -> Reading:
+        """As the options say."""
+        assert options.bootstrap is not None
+        return cls(options.bootstrap, columns, options.fails_on_loss, options.timeout, options.reads_replicas)
 
 
 def read_ranges(ranges: Sequence[Range], reading: Reading) -> Iterator[RecordBatch]:
@@ -76,16 +91,54 @@ def read_ranges(ranges: Sequence[Range], reading: Reading) -> Iterator[RecordBat
         InvalidBatchError: what came is damaged; names partition and offset.
         ConnectionLostError, RequestTimeoutError, UnavailableError: the broker stayed away.
     """
-    with connect(reading.bootstrap, reading.timeout) as client:
+    with connect(reading.bootstrap, reading.timeout) as client, ExitStack() as stack:
+        replicas = stack.enter_context(closing(_Replicas(client))) if reading.reads_replicas else None
         for each in ranges:
-            yield from _RangeReader(client, each, reading).rows()
+            yield from _RangeReader(client, each, reading, replicas).rows()
+
+
+class _Replicas:
+    """Asks replicas of the homes of partitions, on a connection a home; see ``client.read_place``."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._homes: dict[HomeLink, tuple[ReadPlace, ReconnectingConnection]] = {}
+
+    def submit(self, question: tuple[str, int, int, int], log: str) -> Answer:
+        """Send a get, which waits for what the replica has yet to receive. Raises as ``ReconnectingConnection``.
+
+        Args:
+            log: in which the offset counts: a copy of another one refuses.
+        """
+        extensions: dict[str, Word | None] = {"wait": REPLICA_WAIT_MS, **({"log": log} if log else {})}
+        timeout = REPLICA_WAIT_MS / 1000 + self._client.timeout
+        return self._home(question)[1].submit("get", *question, extensions=extensions, timeout=timeout)
+
+    def failed(self, question: tuple[str, int, int, int]) -> None:
+        """It serves no readers, or does not answer: another process is asked for a while."""
+        place, connection = self._home(question)
+        place.refused()
+        connection.rest()
+
+    def _home(self, question: tuple[str, int, int, int]) -> tuple[ReadPlace, ReconnectingConnection]:
+        if not self._homes:
+            self._client.routes.all_links()  # so that replicas are known
+        link = self._client.routes.link_for(*question[:2])
+        if link not in self._homes:
+            place = ReadPlace(link, self._client.routes, self._client.clock, prefers_replicas=True)
+            self._homes[link] = place, link.connection_to(place)
+        return self._homes[link]
+
+    def close(self) -> None:
+        for _, connection in self._homes.values():
+            connection.close()
 
 
 class _RangeReader:
     """One range; ``_offset`` is the first one that was not given out."""
 
-    def __init__(self, client: Client, task: Range, reading: Reading) -> None:
-        self._client, self._task, self._reading = client, task, reading
+    def __init__(self, client: Client, task: Range, reading: Reading, replicas: _Replicas | None = None) -> None:
+        self._client, self._task, self._reading, self._replicas = client, task, reading, replicas
         self._offset = task.start
         self._ahead: tuple[int, Answer] | None = None  # the offset that was asked for, and the answer to come
         self._name = f"{task.topic}-{task.partition}"
@@ -135,20 +188,41 @@ class _RangeReader:
         return answers[0] if len(answers) == 1 else b"".join(answers)
 
     def _ask_ahead(self, offset: int) -> None:
+        question = self._question(offset)
         try:
+            if self._replicas is not None:
+                self._ahead = offset, self._replicas.submit(question, self._task.log)
+                return
             link = self._client.routes.link_for(self._task.topic, self._task.partition)
-            self._ahead = offset, link.control.submit("get", *self._question(offset), timeout=self._client.timeout)
+            self._ahead = offset, link.control.submit("get", *question, timeout=self._client.timeout)
         except PASSING:
             self._ahead = None
 
     def _answer(self, offset: int) -> bytes:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == offset:
+        ahead = self._ahead[1] if self._ahead is not None and self._ahead[0] == offset else None
+        self._ahead = None
+        if self._replicas is not None:
+            answer = self._replica_answer(self._replicas, offset, ahead)
+            if answer:
+                return answer
+        elif ahead is not None:
             try:
-                return _filled(ahead[1].result(), offset)
+                return _filled(ahead.result(), offset)
             except (*PASSING, NotOwnerError):
                 pass  # asked anew, with patience
         return _filled(self._patiently(lambda: self._get(offset)), offset)
+
+    def _replica_answer(self, replicas: _Replicas, offset: int, ahead: Answer | None) -> bytes:
+        """What a replica has there; empty: ask the leader."""
+        question = self._question(offset)
+        try:
+            return (replicas.submit(question, self._task.log) if ahead is None else ahead).result()
+        except (*PASSING, NotOwnerError):
+            with suppress(*PASSING):
+                replicas.failed(question)
+        except (OffsetOutOfRangeError, StaleLogError):
+            self._replicas = None  # the leader knows what became of it
+        return b""
 
     def _get(self, offset: int) -> bytes:
         asked, timeout = self._question(offset), self._client.timeout
@@ -226,9 +300,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     """See the module's docstring."""
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
-        assert options.bootstrap is not None
-        self._options = options
-        self._reading = Reading(options.bootstrap, columns, options.fails_on_loss, options.timeout)
+        self._options, self._reading = options, Reading.of(options, columns)
 
     def partitions(self) -> list[InputPartition]:
         """Plan: pin the ranges and cut them."""

@@ -157,7 +157,9 @@ class Catalog:
             ) from None
         topic_id = int(told[0]["topic_id"])
         partitions = {
-            int(each["partition"]): Range(topic, topic_id, each["partition"], each["start"], each["end"], each["bytes"])
+            int(each["partition"]): Range(
+                topic, topic_id, each["partition"], each["start"], each["end"], each["bytes"], each.get("log", "")
+            )
             for fields in told
             for each in fields["watermarks"]
         }

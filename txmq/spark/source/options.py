@@ -51,6 +51,7 @@ class SourceOptions:
         trigger_rows_max, trigger_size_bytes_max: the most that one micro-batch takes; None: all there is.
         fails_on_loss: whether messages that are gone are an error, or a warning.
         timeout: seconds for which a broker that cannot be reached is tried again.
+        reads_replicas: tasks ask replicas, and the leader for what those do not have.
     """
 
     bootstrap: str | None
@@ -67,6 +68,7 @@ class SourceOptions:
     trigger_size_bytes_max: int | None
     fails_on_loss: bool
     timeout: float
+    reads_replicas: bool = False
 
     def takes(self, topic: str) -> bool:
         """Whether a topic of this name is read."""
@@ -77,6 +79,10 @@ class SourceOptions:
 
 def _flag(text: str) -> bool:
     return {"true": True, "false": False}[text.strip().lower()]
+
+
+def _is_replica(text: str) -> bool:
+    return {"leader": False, "replica": True}[text.strip().lower()]
 
 
 def _count(text: str) -> int:
@@ -165,6 +171,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "maxBytesPerTrigger": (_count, "bytes, from 1"),
     "failOnDataLoss": (_flag, "true or false"),
     "timeout": (_seconds, "seconds, up to 86400"),
+    "readFrom": (_is_replica, "leader or replica"),
 }
 _BY_LOWER: Final = {name.lower(): name for name in _KNOWN}
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -184,6 +191,8 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
             kind = "a stream" if is_stream else "a batch"
             raise ConfigError(f"option {name}: {kind} has none; it is for {'a batch' if is_stream else 'a stream'}")
     _require_one(found, "bootstrap", "path")
+    if "path" in found and "readFrom" in found:
+        raise ConfigError("option readFrom: segment files in a path have no replica; it goes with bootstrap")
     topics = _one_of(found, "topic", "subscribe", "subscribePattern")
     if topics is None and "path" not in found:
         raise ConfigError("what is to be read? give one of the options topic, subscribe and subscribePattern")
@@ -206,6 +215,7 @@ def parse(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
         trigger_size_bytes_max=found.get("maxBytesPerTrigger"),
         fails_on_loss=found.get("failOnDataLoss", True),
         timeout=found.get("timeout", 30.0),
+        reads_replicas=found.get("readFrom", False),
     )
 
 

@@ -16,7 +16,10 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of one partition, ``start <= offset < end``, about ``size_bytes`` in all."""
+    """Messages of one partition, ``start <= offset < end``, about ``size_bytes`` in all.
+
+    ``log``: in which they count (``txmq.log.history.log_name``); empty if that is not known.
+    """
 
     topic: str
     topic_id: int
@@ -24,6 +27,7 @@ class Range:
     start: int
     end: int
     size_bytes: int
+    log: str = ""
 
     @property
     def count(self) -> int:

@@ -50,9 +50,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     """See the module's docstring."""
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
-        assert options.bootstrap is not None
-        self._options = options
-        self._reading = Reading(options.bootstrap, columns, options.fails_on_loss, options.timeout)
+        self._options, self._reading = options, Reading.of(options, columns)
         self._client: Client | None = None  # made when it is needed: what is pickled has none
         self._target: Ends | None = None  # with AvailableNow
         self._seen: Position | None = None  # what there was when last asked
@@ -119,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         if self._target is not None:
             end = min(end, self._target[held.topic][held.partition])
         counted = held.cut(max(start, held.start), max(start, held.start, end))
-        return Range(held.topic, held.topic_id, held.partition, start, max(start, end), counted.size_bytes)
+        return Range(held.topic, held.topic_id, held.partition, start, max(start, end), counted.size_bytes, held.log)
 
     def reportLatestOffset(self) -> Json:
         """All there is, for the lag (``txmq.spark.source.offsets.lag``)."""

@@ -38,6 +38,12 @@ def test_ranges_are_planned_and_read_at_each_home(cluster: ScriptedCluster) -> N
     assert [home.verbs.count("get") for home in cluster.homes.values()] == [1, 1, 1]
 
 
+def test_homes_without_replicas_are_read_at_their_leaders(cluster: ScriptedCluster) -> None:
+    reading = Reading(ADDRESS, ("value",), True, 1.0, reads_replicas=True)
+    found = [value for batch in read_ranges(planned(), reading) for value in batch.to_pydict()["value"]]
+    assert found == [b"%d" % n for n in (0, 3, 6, 1, 4, 7, 2, 5, 8)]
+
+
 def test_plan_without_a_home_that_is_away_is_refused(cluster: ScriptedCluster) -> None:
     cluster.kill(3)
     with pytest.raises(PartialResultError, match=r"1 of 3 homes did not answer: .*tried for 0.01 s"):

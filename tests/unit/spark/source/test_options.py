@@ -69,6 +69,8 @@ def test_times_are_ms_or_iso_with_their_zone(text: str, expected_ms: int) -> Non
         ({**BROKER, "failOnDataLoss": "maybe"}, False, "expected true or false"),
         ({**BROKER, "minPartitions": "0"}, False, "option minPartitions = '0'"),
         ({**BROKER, "timeout": "nan"}, False, "option timeout"),
+        ({**BROKER, "readFrom": "follower"}, False, "leader or replica"),
+        ({"path": "/data", "readFrom": "replica"}, False, "have no replica"),
         ({**BROKER, "endingOffsets": "latest"}, True, "option endingOffsets: a stream has none"),
         ({**BROKER, "path": "/x"}, True, "option path: a stream has none"),
         ({**BROKER, "maxBytesPerTrigger": "5"}, False, "option maxBytesPerTrigger: a batch has none"),
