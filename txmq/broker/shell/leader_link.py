@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from txmq.addresses import split_address
 from txmq.broker.cluster.interbroker_conversation import HomeAnswer, InterbrokerConversation
 from txmq.broker.commit.data_directory import Store
 from txmq.broker.following_core import FollowingCore
 from txmq.broker.replication.receiver import Receiver
+from txmq.broker.shell.interbroker_connection import CONNECT_TIMEOUT_S, InterbrokerConnection
 from txmq.broker.state.broker_identity import BrokerIdentity
 from txmq.broker.verbs.follow import HEAD
 from txmq.errors import ConnectionLostError, DivergedError, JournalReleasedError, RemoteProtocolError, StorageError
@@ -34,7 +35,6 @@ from txmq.runtime.ports import Clock, Random
 from txmq.runtime.tls import ClientTls
 
 log = get_logger()
-CONNECT_TIMEOUT_S: Final = 1.5
 WAIT_MS: Final = 1000
 QUEUED_BYTES_MAX: Final = 8 << 20
 ANSWER_SIZE_BYTES_MAX: Final = PIECE_SIZE_BYTES_MAX + 4096
@@ -49,6 +49,9 @@ class FollowAsk(NamedTuple):
     arguments: tuple[str | int, ...]
     extensions: Mapping[str, str | None]
     verb: str = "follow"
+
+
+_Link = InterbrokerConnection[FollowAsk]
 
 
 class Peer(NamedTuple):
@@ -81,7 +84,7 @@ class LeaderLink:
         self.peer = Peer(None, "")
         core.recovered(store.journal.next_lsn)
         self._receiver = Receiver(store.journal, max(store.journal.found.highest_epoch, core.state.epoch))
-        self._connection: _Connection | None = None
+        self._connection: _Link | None = None
         self._try_at, self._attempts, self._said = 0.0, 0, ""
         self._number = 0
         self._is_asked = self._is_known = self._is_closed = False
@@ -100,12 +103,20 @@ class LeaderLink:
         if connection is None:
             if self.peer.address is not None and now >= self._try_at and not self._is_closed:
                 self._is_asked = self._is_known = False
-                self._connection = _Connection(self, self.peer)
+                self._connection = self._connect()
             return
         self._ask(connection)
-        connection.tick(now)
+        connection.tick()
 
-    def _ask(self, connection: _Connection) -> None:
+    def _connect(self) -> _Link:
+        context = self.core.context
+        conversation: InterbrokerConversation[FollowAsk] = InterbrokerConversation(
+            context.identity, context.identity.node, self.clock.monotonic(), context.random, self.peer.secret,
+            ANSWER_SIZE_BYTES_MAX,
+        )  # fmt: skip
+        return InterbrokerConnection(self, conversation, self.peer.address)
+
+    def _ask(self, connection: _Link) -> None:
         context = self.core.context
         if self._is_asked or context.disk_full or context.queued_bytes() > QUEUED_BYTES_MAX:
             return
@@ -123,14 +134,16 @@ class LeaderLink:
         connection.conversation.ask(FollowAsk(self._number, arguments, told))
         connection.flush()
 
-    def answered(self, answers: list[HomeAnswer[FollowAsk]]) -> None:
-        """The leader has answered.
+    def answered(self, connection: _Link, answers: list[HomeAnswer[FollowAsk]]) -> None:
+        """The leader has answered."""
+        try:
+            self._take(answers)
+        except (DivergedError, JournalReleasedError) as error:
+            self.failed(error)
+        except Exception as error:  # noqa: BLE001  whatever the leader sends ends this connection, and nothing else
+            self.lost(connection, str(error) or type(error).__name__)
 
-        Raises:
-            RemoteProtocolError: what it sent does not continue the journal.
-            ConnectionLostError: it does not lead the home now.
-            DivergedError, JournalReleasedError: there is no way on.
-        """
+    def _take(self, answers: list[HomeAnswer[FollowAsk]]) -> None:
         for answer in answers:
             self._is_asked = False
             piece = _piece(answer)
@@ -141,9 +154,10 @@ class LeaderLink:
             self.core.heard(self.clock.now_ms(), HEAD.unpack_from(piece)[0])
             for group in self._receiver.take(piece[HEAD.size :]):
                 self.core.received(group)
-        self._moved()
+        if answers:
+            self._moved()
 
-    def lost(self, connection: _Connection, reason: str) -> None:
+    def lost(self, connection: _Link, reason: str) -> None:
         """A connection ended, or none could be made."""
         if connection is not self._connection:
             return
@@ -178,76 +192,6 @@ def _piece(answer: HomeAnswer[FollowAsk]) -> bytes:
     if name == DivergedError.wire_name:
         raise DivergedError(f"{reason}: this directory is no copy of it; begin the replica anew, with an empty one")
     raise ConnectionLostError(f"the leader answers {answer.code} {text[:200]}")
-
-
-class _Connection(asyncio.Protocol):
-    """One connection, or the attempt to make one."""
-
-    def __init__(self, link: LeaderLink, peer: Peer) -> None:
-        self._link = link
-        context = link.core.context
-        self.conversation: InterbrokerConversation[FollowAsk] = InterbrokerConversation(
-            context.identity, context.identity.node, link.clock.monotonic(), context.random, peer.secret,
-            ANSWER_SIZE_BYTES_MAX,
-        )  # fmt: skip
-        self._transport: asyncio.Transport | None = None
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(peer.address or ""))
-
-    async def _connect(self, address: str) -> None:
-        try:
-            host, port = split_address(address, "the leader's address")
-            tls = self._link.tls
-            connecting = asyncio.get_running_loop().create_connection(
-                lambda: self, host, port, ssl=None if tls is None else tls.context
-            )
-            await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001  such as a certificate whose names are no text
-            self._link.lost(self, str(error) or type(error).__name__)
-
-    def flush(self) -> None:
-        """Hand over what must be sent."""
-        if self._transport is not None and self.conversation.output:
-            data, self.conversation.output = b"".join(self.conversation.output), []
-            self._transport.write(data)
-
-    def tick(self, now: float) -> None:
-        """Cut off what stands still."""
-        try:
-            self.conversation.tick(now)
-        except ConnectionLostError as error:
-            self._link.lost(self, str(error))
-        else:
-            self.flush()
-
-    def close(self) -> None:
-        """End it; nothing more is told of it."""
-        self._connecting.cancel()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection stands."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None:
-            self.conversation.binding = end_point(tls.getpeercert(binary_form=True))
-        self.flush()
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes came."""
-        try:
-            answers = self.conversation.received(data, self._link.clock.monotonic())
-            self.flush()
-            if answers:
-                self._link.answered(answers)
-        except (DivergedError, JournalReleasedError) as error:
-            self._link.failed(error)
-        except Exception as error:  # noqa: BLE001  whatever the other side sends ends this connection, and nothing else
-            self._link.lost(self, str(error) or type(error).__name__)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The connection ended."""
-        self._link.lost(self, str(error) if error is not None else "the connection was closed")
 
 
 async def first_file(
